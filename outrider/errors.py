@@ -1,0 +1,83 @@
+"""Errors that carry a gRPC status name, without importing grpc: core code raises them, `serving/status.py` sends them.
+
+`field` is the proto path of the offending field, `reason` an UPPER_SNAKE_CASE word for machines.
+"""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """Base: a failure with a status. Subclasses fix `status`."""
+
+    status = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        field: str | None = None,
+        retry_delay_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.status
+        self.field = field
+        self.retry_delay_s = retry_delay_s
+
+
+class InvalidArgument(OutriderError):
+    """A field is wrong whatever the state of the server."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class NotFound(OutriderError):
+    """The named model or lease does not exist."""
+
+    status = "NOT_FOUND"
+
+
+class FailedPrecondition(OutriderError):
+    """The request is fine, the state is not: wrong prompt hash, different vocabularies."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class ResourceExhausted(OutriderError):
+    """A bounded queue is full. Carries `retry_delay_s`."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(OutriderError):
+    """Nobody can serve this now. Carries `retry_delay_s`."""
+
+    status = "UNAVAILABLE"
+
+
+class Aborted(OutriderError):
+    """The session is gone (restart, eviction, lease): open it again."""
+
+    status = "ABORTED"
+
+
+class DeadlineExceeded(OutriderError):
+    """The caller's deadline passed first."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class Unimplemented(OutriderError):
+    """In the contract, not working yet."""
+
+    status = "UNIMPLEMENTED"
+
+
+class Internal(OutriderError):
+    """A fault on our side, NaN logits included."""
+
+    status = "INTERNAL"
+
+
+BY_STATUS: dict[str, type[OutriderError]] = {cls.status: cls for cls in OutriderError.__subclasses__()}

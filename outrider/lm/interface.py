@@ -1,0 +1,132 @@
+"""The seams of the engine, free of torch: what a model does in a step, and what a session asks of the engine.
+
+A session's work is a *program*: a generator that yields `Forward`s, receives a `ForwardResult` for each, and returns its
+answer. The engine runs all programs, packing what is ready into one model call a step; a test can drive one by hand.
+Programs run on the engine's thread: what they do between yields must be short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's rows in a packed pass: `token_ids` go to positions num_cached_tokens, +1, ... of its cache."""
+
+    num_cached_tokens: int
+    token_ids: Sequence[int]
+    block_table: Sequence[int]
+    num_logits: int
+    """Logits are wanted for the last this many rows; 0 for a prefill chunk that is not the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """All segments of a step, back to back, no padding."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(s.token_ids) for s in self.segments)
+
+    @property
+    def num_logit_rows(self) -> int:
+        return sum(s.num_logits for s in self.segments)
+
+
+class LanguageModel(Protocol):
+    """A causal model with a block-table cache of its own. One call a step; called from one thread only."""
+
+    vocab_size: int
+    """Real ids only: padded rows of the vocabulary are cut off the logits."""
+    context_length: int
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Cache bytes that one block of `block_size` tokens takes."""
+
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+        """Called once, before the first forward."""
+
+    def forward(self, batch: PackedBatch) -> np.ndarray:
+        """float32[num_logit_rows, vocab_size], in segment order. Writes the rows' keys and values to the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """logits: float32[num_logits, vocab_size], valid until the next yield. Times in microseconds."""
+
+    logits: np.ndarray
+    queue_us: int
+    compute_us: int
+    num_batch_rows: int
+
+
+class SequenceHandle(Protocol):
+    """Tokens in the cache, with blocks reserved for `max_length` of them."""
+
+    token_ids: list[int]
+    max_length: int
+
+    def truncate(self, length: int) -> None:
+        """Forgets cached tokens from `length` on. Only between this sequence's forwards."""
+
+
+@dataclass(slots=True)
+class Forward:
+    """Append `token_ids` to `sequence`'s cache and give the logits of the last `num_logits` of them."""
+
+    sequence: SequenceHandle
+    token_ids: Sequence[int]
+    num_logits: int = 1
+
+
+Program = Generator[Forward, ForwardResult, T]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a worker tells of its model (fields as in `DescribeWorkerResponse`)."""
+
+    model: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    context_length: int
+    tokenizer_json: bytes = b""
+    chat_template: str = ""
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    generation_defaults: dict[str, float] = field(default_factory=dict)
+    dtype: str = "float32"
+    weight_bytes: int = 0
+    numerics_fingerprint: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and its description."""
+
+    model: LanguageModel
+    description: ModelDescription
+    tokenizer: Any = None
+
+
+def run_program(program: Program[T], forward: Any) -> T:
+    """Drives a program to its end with `forward(Forward) -> ForwardResult`: the slow, obvious twin of the engine."""
+    try:
+        request = next(program)
+        while True:
+            request = program.send(forward(request))
+    except StopIteration as stop:
+        return stop.value

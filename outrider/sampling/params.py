@@ -1,0 +1,68 @@
+"""What decides a stream's text besides target and prompt: every value resolved, none defaulted here."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class AcceptanceRule(enum.IntEnum):
+    """Numbers equal those of the wire's enum."""
+
+    TOKEN = 1
+    BLOCK = 2
+    COUPLED = 3
+
+
+class Origin(enum.IntEnum):
+    """Where a committed token came from. Numbers equal those of the wire's enum."""
+
+    ACCEPTED = 1
+    CORRECTION = 2
+    BONUS = 3
+    PLAIN = 4
+
+
+class Finish(enum.IntEnum):
+    """Why a stream ended; NONE while it has not. Numbers equal those of the wire's enum."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Resolved sampling parameters; meanings and ranges as in `ResolvedSampling` of the wire."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    choice: int = 0
+    acceptance: AcceptanceRule = AcceptanceRule.BLOCK
+
+    @property
+    def greedy(self) -> bool:
+        """Temperature 0: the exact argmax of the processed logits, lowest id on ties."""
+        return self.temperature == 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingParams:
+    """Where a stream ends as far as ids tell; `stop_token_ids` includes the model's own unless ignored."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()

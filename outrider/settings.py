@@ -1,0 +1,104 @@
+"""One frozen settings class per process. A field is a flag (`--num-threads`) and a variable (`OUTRIDER_NUM_THREADS`).
+
+Flags win over the environment, the environment over defaults. An unknown flag or an unknown `OUTRIDER_` variable is an
+error. No torch, no grpc here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX = "OUTRIDER_"
+AddressList = Annotated[tuple[str, ...], NoDecode]
+
+
+class _Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _split_commas(cls, value: Any, info: Any) -> Any:
+        annotation = cls.model_fields[info.field_name].annotation
+        return tuple(v.strip() for v in value.split(",") if v.strip()) if isinstance(value, str) and annotation == tuple[str, ...] else value
+
+
+class ServerSettings(_Settings):
+    """What every server has."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
+    drain_grace_s: float = Field(30.0, ge=0, description="After SIGTERM, running streams may take this long.")
+    drain_delay_s: float = Field(0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice.")
+    heartbeat_ms: int = Field(500, ge=10, description="Heartbeat interval while work is outstanding.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
+    reflection: bool = Field(True, description="Serve gRPC reflection, for grpcurl.")
+
+
+class CoordinatorSettings(ServerSettings):
+    """The coordinator."""
+
+    port: int = Field(50050, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
+    target_workers: AddressList = Field((), description="host:port of target workers, comma separated.")
+    draft_workers: AddressList = Field((), description="host:port of draft workers, comma separated.")
+    lease_ms: int = Field(5000, ge=100, description="Lease of a worker that registers itself.")
+    max_running_requests: int = Field(256, ge=1, description="Streams at once; more wait.")
+    max_waiting_requests: int = Field(256, ge=0, description="Waiting streams; more are refused with a retry delay.")
+    default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that gives none.")
+    max_request_s: float = Field(3600.0, gt=0, description="Longest life of a request without a deadline.")
+    num_speculative_tokens: int | None = Field(None, ge=0, description="Fixed number of drafts a round; unset: adaptive.")
+    max_speculative_tokens: int = Field(8, ge=1, le=64, description="Cap of the adaptive number of drafts.")
+    acceptance: Literal["token", "block", "coupled"] = Field("block", description="Rule when a request names none.")
+    max_q_entries: int = Field(64, ge=1, le=256, description="Entries of a draft distribution on the wire.")
+    peer_timeout_s: float = Field(2.0, gt=0, description="A worker silent for this long with work outstanding is lost.")
+    emit_buffer_chunks: int = Field(64, ge=1, description="Chunks waiting for a slow client before its stream pauses.")
+    trusted_tenant_header: str = Field("x-outrider-tenant", description="Metadata key whose value names the tenant.")
+
+
+class WorkerSettings(ServerSettings):
+    """What both workers have."""
+
+    model: str = Field("smollm2-135m", description="Bundle name, hub id, local folder, GGUF file, or toy:key=value,...")
+    model_name: str = Field("", description="Name that clients use; empty: derived from `model`.")
+    revision: str = Field("", description="Hub revision; empty: the default one.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Number type of the weights.")
+    device: str = Field("auto", description="cpu, cuda, cuda:N, or auto.")
+    num_threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores.")
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens per cache block.")
+    kv_cache_bytes: int = Field(0, ge=0, description="Memory of the cache; 0: a quarter of what is free, at most 4 GiB.")
+    max_context_length: int = Field(0, ge=0, description="Longest sequence; 0: the model's own.")
+    max_batch_tokens: int = Field(512, ge=1, description="Rows of one packed model call.")
+    max_waiting_sessions: int = Field(64, ge=0, description="Sessions waiting for cache blocks; more are refused.")
+    session_idle_lease_s: float = Field(60.0, gt=0, description="A session without a message for this long is freed.")
+    max_draft_tokens: int = Field(16, ge=1, le=64, description="Drafts that one round may carry.")
+    coordinators: AddressList = Field((), description="host:port of coordinators to register with, comma separated.")
+    advertise_address: str = Field("", description="host:port that coordinators should use; empty: host and port.")
+
+
+class DraftWorkerSettings(WorkerSettings):
+    """A draft worker."""
+
+    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
+    drafters: AddressList = Field(("model", "lookup"), description="Drafters to offer, the default one first.")
+    lookup_max_ngram: int = Field(4, ge=1, description="Longest n-gram that lookup matches.")
+    lookup_min_ngram: int = Field(2, ge=1, description="Shortest n-gram that lookup matches.")
+
+
+class TargetWorkerSettings(WorkerSettings):
+    """A target worker."""
+
+    port: int = Field(50052, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
+
+
+def known_variables() -> set[str]:
+    """Every `OUTRIDER_` variable that some process reads."""
+    classes = (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings)
+    return {PREFIX + name.upper() for cls in classes for name in cls.model_fields}
+
+
+def unknown_variables(extra: set[str] = frozenset()) -> list[str]:
+    """`OUTRIDER_` variables in the environment that nothing reads: refused at start, since they are typos."""
+    return sorted(n for n in os.environ if n.startswith(PREFIX) and n not in known_variables() | extra)
