@@ -1,6 +1,11 @@
 """Counts scale with OUTRIDER_TEST_SCALE: `make test` runs a seeded tenth, `make check` the whole."""
 
 import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
 
 SCALE = float(os.environ.get("OUTRIDER_TEST_SCALE", "0.1"))
 
@@ -8,3 +13,13 @@ SCALE = float(os.environ.get("OUTRIDER_TEST_SCALE", "0.1"))
 def scaled(count: int, at_least: int = 1) -> int:
     """`count` is the full number; the result is what this run does."""
     return max(at_least, round(count * SCALE))
+
+
+def require_tool(name: str) -> str:
+    """Path of a tool from outside. Missing: the test is skipped with the tool's name, or fails where CI=true."""
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if path is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{name} is missing, and .ci/run must install it", pytrace=False)
+        pytest.skip(f"{name} is not installed")
+    return path

