@@ -4,7 +4,7 @@
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip install -qq --constraint constraints.txt
 INSTALLED := .venv/.installed
 
 help:  ## this list
