@@ -1,0 +1,27 @@
+"""Channel options of everyone who calls our services: coordinator, workers, CLI and client."""
+
+from __future__ import annotations
+
+import grpc
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Workers are reached directly, whatever proxy the environment names for the web.
+    ("grpc.enable_http_proxy", 0),
+    # A restarted worker is found again in well under a second, not after a backoff of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A plaintext channel to `host:port`. Must be called on a running event loop; the caller closes it."""
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)

@@ -1,0 +1,326 @@
+"""Between wire messages and plain data. Both directions of each message stand together.
+
+Nothing is judged here beyond what a dataclass cannot hold: ranges are checked by `checks.py`, a proposal's substance by
+`proposal.check`. Fields that nothing implements yet are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, SparseQ
+from outrider.errors import InvalidArgument, Unimplemented
+from outrider.lm.interface import ModelDescription
+from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
+from outrider.serving.messages import DraftOpening, Header, TargetOpening, TokenLogprobs, Verdict
+from outrider.v1 import common_pb2, draft_pb2, target_pb2, worker_pb2
+
+
+def refuse_unimplemented(value: object, field: str, what: str) -> None:
+    """Raises Unimplemented naming `field` when it is set."""
+    if value:
+        raise Unimplemented(f"{field}: {what} is not supported yet; leave the field unset", field=field)
+
+
+def header_to_pb(header: Header) -> common_pb2.SessionHeader:
+    return common_pb2.SessionHeader(epoch=header.epoch, base_length=header.base_length, prefix_hash=header.prefix_hash)
+
+
+def header_from_pb(message: common_pb2.SessionHeader) -> Header:
+    return Header(message.epoch, message.base_length, message.prefix_hash)
+
+
+def sampling_to_pb(params: SamplingParams) -> common_pb2.ResolvedSampling:
+    return common_pb2.ResolvedSampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias_ids=list(params.logit_bias.keys()),
+        logit_bias_values=list(params.logit_bias.values()),
+        seed=params.seed,
+        choice=params.choice,
+        acceptance=int(params.acceptance),  # type: ignore[arg-type]
+    )
+
+
+def sampling_from_pb(message: common_pb2.ResolvedSampling, field: str = "open.sampling") -> SamplingParams:
+    if len(message.logit_bias_ids) != len(message.logit_bias_values):
+        raise InvalidArgument(
+            f"{field}.logit_bias_values has {len(message.logit_bias_values)} values for "
+            f"{len(message.logit_bias_ids)} ids",
+            field=f"{field}.logit_bias_values",
+        )
+    bias = dict(zip(message.logit_bias_ids, message.logit_bias_values, strict=True))
+    if len(bias) != len(message.logit_bias_ids):
+        raise InvalidArgument(f"{field}.logit_bias_ids names an id twice", field=f"{field}.logit_bias_ids")
+    try:
+        acceptance = AcceptanceRule(message.acceptance)
+    except ValueError:
+        names = ", ".join(rule.name for rule in AcceptanceRule)
+        raise InvalidArgument(
+            f"{field}.acceptance {message.acceptance} is not one of {names}", field=f"{field}.acceptance"
+        ) from None
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=bias,
+        seed=message.seed,
+        choice=message.choice,
+        acceptance=acceptance,
+    )
+
+
+def stopping_to_pb(params: StoppingParams) -> common_pb2.ResolvedStopping:
+    return common_pb2.ResolvedStopping(
+        max_tokens=params.max_tokens, min_tokens=params.min_tokens, stop_token_ids=sorted(params.stop_token_ids)
+    )
+
+
+def stopping_from_pb(message: common_pb2.ResolvedStopping) -> StoppingParams:
+    return StoppingParams(message.max_tokens, message.min_tokens, frozenset(message.stop_token_ids))
+
+
+def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
+    """One-hot places (greedy, COUPLED, lookup) put ids only on the wire."""
+    message = common_pb2.Proposal(
+        token_ids=proposal.token_ids,
+        confidences=bytes(round(255 * confidence) for confidence in proposal.confidences),
+        drafter=proposal.drafter,
+        queue_us=proposal.queue_us,
+        compute_us=proposal.compute_us,
+        ingested_tokens=proposal.num_ingested_tokens,
+    )
+    sparse = [q for q in proposal.q if q is not None]
+    if sparse:
+        message.q_sizes.extend(0 if q is None else len(q.ids) for q in proposal.q)
+        message.q_ids = np.concatenate([q.ids for q in sparse]).astype("<u4").tobytes()
+        message.q_counts = (np.concatenate([q.counts for q in sparse]) - 1).astype("<u2").tobytes()
+    return message
+
+
+def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
+    """Raises ProposalFault on byte strings that do not add up, Unimplemented on a tree."""
+    refuse_unimplemented(message.parents, "verify.proposal.parents", "a tree of drafts")
+    if message.confidences and len(message.confidences) != len(message.token_ids):
+        raise ProposalFault(f"{len(message.confidences)} confidences for {len(message.token_ids)} drafts")
+    return Proposal(
+        token_ids=tuple(message.token_ids),
+        q=_unpack_q(message),
+        confidences=tuple(byte / 255 for byte in message.confidences),
+        drafter=message.drafter,
+        queue_us=message.queue_us,
+        compute_us=message.compute_us,
+        num_ingested_tokens=message.ingested_tokens,
+    )
+
+
+def _unpack_q(message: common_pb2.Proposal) -> tuple[SparseQ | None, ...]:
+    sizes = list(message.q_sizes)
+    if sizes and len(sizes) != len(message.token_ids):
+        raise ProposalFault(f"{len(sizes)} q_sizes for {len(message.token_ids)} drafts")
+    if any(size > MAX_Q_ENTRIES for size in sizes):
+        raise ProposalFault(f"a q of {max(sizes)} entries, at most {MAX_Q_ENTRIES} allowed")
+    total = sum(sizes)
+    if len(message.q_ids) != 4 * total or len(message.q_counts) != 2 * total:
+        sizes_seen = f"{len(message.q_ids)} bytes of q_ids and {len(message.q_counts)} of q_counts"
+        raise ProposalFault(f"{sizes_seen} for {total} entries")
+    ids = np.frombuffer(message.q_ids, "<u4").astype(np.uint32, copy=False)
+    counts = np.frombuffer(message.q_counts, "<u2").astype(np.int64) + 1
+    q: list[SparseQ | None] = []
+    end = 0
+    for size in sizes:
+        start, end = end, end + size
+        q.append(SparseQ(ids[start:end], counts[start:end]) if size else None)
+    return tuple(q)
+
+
+def draft_open_to_pb(opening: DraftOpening) -> draft_pb2.DraftOpen:
+    return draft_pb2.DraftOpen(
+        session_id=opening.session_id,
+        epoch=opening.epoch,
+        prompt_ids=opening.prompt_ids,
+        committed_ids=opening.committed_ids,
+        sampling=sampling_to_pb(opening.sampling),
+        stopping=stopping_to_pb(opening.stopping),
+        max_q_entries=opening.max_q_entries,
+        drafter=opening.drafter,
+        tenant=opening.tenant,
+    )
+
+
+def draft_open_from_pb(message: draft_pb2.DraftOpen) -> DraftOpening:
+    refuse_unimplemented(message.features, "open.features", "sending features of the target")
+    return DraftOpening(
+        session_id=message.session_id,
+        epoch=message.epoch,
+        prompt_ids=list(message.prompt_ids),
+        committed_ids=list(message.committed_ids),
+        sampling=sampling_from_pb(message.sampling),
+        stopping=stopping_from_pb(message.stopping),
+        max_q_entries=message.max_q_entries,
+        drafter=message.drafter,
+        tenant=message.tenant,
+    )
+
+
+def target_open_to_pb(opening: TargetOpening) -> target_pb2.TargetOpen:
+    return target_pb2.TargetOpen(
+        session_id=opening.session_id,
+        epoch=opening.epoch,
+        prompt_ids=opening.prompt_ids,
+        committed_ids=opening.committed_ids,
+        sampling=sampling_to_pb(opening.sampling),
+        stopping=stopping_to_pb(opening.stopping),
+        logprobs=opening.logprobs,
+        top_logprobs=opening.top_logprobs,
+        max_draft_tokens=opening.max_draft_tokens,
+        tenant=opening.tenant,
+        priority=opening.priority,
+    )
+
+
+def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
+    refuse_unimplemented(message.features, "open.features", "sending features of the target")
+    return TargetOpening(
+        session_id=message.session_id,
+        epoch=message.epoch,
+        prompt_ids=list(message.prompt_ids),
+        committed_ids=list(message.committed_ids),
+        sampling=sampling_from_pb(message.sampling),
+        stopping=stopping_from_pb(message.stopping),
+        logprobs=message.logprobs,
+        top_logprobs=message.top_logprobs,
+        max_draft_tokens=message.max_draft_tokens,
+        tenant=message.tenant,
+        priority=message.priority,
+    )
+
+
+def logprobs_to_pb(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    return common_pb2.TokenLogprobs(
+        token_logprobs=logprobs.token_logprobs,
+        num_top=len(logprobs.top_ids[0]) if logprobs.top_ids else 0,
+        top_ids=[token_id for row in logprobs.top_ids for token_id in row],
+        top_logprobs=[logprob for row in logprobs.top_logprobs for logprob in row],
+    )
+
+
+def logprobs_from_pb(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    rows = range(0, len(message.top_ids), message.num_top) if message.num_top else ()
+    return TokenLogprobs(
+        token_logprobs=tuple(message.token_logprobs),
+        top_ids=tuple(tuple(message.top_ids[row : row + message.num_top]) for row in rows),
+        top_logprobs=tuple(tuple(message.top_logprobs[row : row + message.num_top]) for row in rows),
+    )
+
+
+def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:
+    message = target_pb2.Verdict(
+        header=header_to_pb(verdict.header),
+        num_accepted=verdict.num_accepted,
+        committed_ids=verdict.committed_ids,
+        origins=verdict.origins,  # type: ignore[arg-type]
+        soft_acceptances=verdict.soft_acceptances,
+        finish_reason=int(verdict.finish),  # type: ignore[arg-type]
+        matched_stop_token_id=verdict.matched_stop_token_id,
+        proposal_fault=verdict.proposal_fault,
+        queue_us=verdict.queue_us,
+        compute_us=verdict.compute_us,
+        sampling_us=verdict.sampling_us,
+        num_batch_rows=verdict.num_batch_rows,
+        decode_ended=verdict.decode_ended,
+        num_cached_tokens=verdict.num_cached_tokens,
+        num_draft_tokens=verdict.num_draft_tokens,
+    )
+    if verdict.logprobs.token_logprobs:
+        message.logprobs.CopyFrom(logprobs_to_pb(verdict.logprobs))
+    return message
+
+
+def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
+    """Raises ValueError on an origin or finish reason that this version does not know."""
+    return Verdict(
+        header=header_from_pb(message.header),
+        committed_ids=tuple(message.committed_ids),
+        origins=tuple(Origin(origin) for origin in message.origins),
+        num_accepted=message.num_accepted,
+        num_draft_tokens=message.num_draft_tokens,
+        soft_acceptances=message.soft_acceptances,
+        finish=Finish(message.finish_reason),
+        matched_stop_token_id=message.matched_stop_token_id if message.HasField("matched_stop_token_id") else None,
+        logprobs=logprobs_from_pb(message.logprobs),
+        proposal_fault=message.proposal_fault,
+        queue_us=message.queue_us,
+        compute_us=message.compute_us,
+        sampling_us=message.sampling_us,
+        num_batch_rows=message.num_batch_rows,
+        decode_ended=message.decode_ended,
+        num_cached_tokens=message.num_cached_tokens,
+    )
+
+
+_DEFAULTS: dict[str, Callable[[float], float]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+
+
+def description_to_pb(description: ModelDescription) -> worker_pb2.DescribeWorkerResponse:
+    """The model's part of the answer; role, capacity, drafters and incarnation are the worker's to add."""
+    message = worker_pb2.DescribeWorkerResponse(
+        model=description.model,
+        model_fingerprint=description.model_fingerprint,
+        tokenizer_fingerprint=description.tokenizer_fingerprint,
+        tokenizer_json=description.tokenizer_json,
+        chat_template=description.chat_template,
+        special_tokens=description.special_tokens,
+        eos_token_ids=description.eos_token_ids,
+        bos_token_id=description.bos_token_id,
+        vocab_size=description.vocab_size,
+        context_length=description.context_length,
+        versions=description.versions,
+        numerics_fingerprint=description.numerics_fingerprint,
+        dtype=description.dtype,
+        weight_bytes=description.weight_bytes,
+        simulated=description.simulated,
+    )
+    for name, value in description.generation_defaults.items():
+        if name in _DEFAULTS:
+            setattr(message.generation_defaults, name, _DEFAULTS[name](value))
+    return message
+
+
+def description_from_pb(message: worker_pb2.DescribeWorkerResponse) -> ModelDescription:
+    stated = message.generation_defaults
+    return ModelDescription(
+        model=message.model,
+        model_fingerprint=message.model_fingerprint,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        vocab_size=message.vocab_size,
+        context_length=message.context_length,
+        tokenizer_json=message.tokenizer_json,
+        chat_template=message.chat_template,
+        special_tokens=dict(message.special_tokens),
+        eos_token_ids=tuple(message.eos_token_ids),
+        bos_token_id=message.bos_token_id if message.HasField("bos_token_id") else None,
+        generation_defaults={name: getattr(stated, name) for name in _DEFAULTS if stated.HasField(name)},
+        dtype=message.dtype,
+        weight_bytes=message.weight_bytes,
+        numerics_fingerprint=message.numerics_fingerprint,
+        versions=dict(message.versions),
+        simulated=message.simulated,
+    )

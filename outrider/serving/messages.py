@@ -1,0 +1,91 @@
+"""What crosses a session stream, as plain data: sessions and the round loop work on these, `convert.py` on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.sampling.params import Finish, Origin, SamplingParams, StoppingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One state of one session incarnation: `base_length` committed ids, prompt included, with this rolling hash."""
+
+    epoch: int
+    base_length: int
+    prefix_hash: int
+
+
+class OutOfStep(Exception):
+    """The header does not fit the session's state. Carries the session's own header; nothing was changed."""
+
+    def __init__(self, header: Header) -> None:
+        super().__init__(f"session is at epoch {header.epoch} with {header.base_length} committed tokens")
+        self.header = header
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs of the target's raw distribution: one entry per committed token, with its likeliest alternatives."""
+
+    token_logprobs: tuple[float, ...] = ()
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_logprobs: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The whole truth about a stream. `committed_ids` is output committed before this opening."""
+
+    epoch: int
+    prompt_ids: Sequence[int]
+    committed_ids: Sequence[int] = ()
+    sampling: SamplingParams
+    stopping: StoppingParams
+    session_id: bytes = bytes(16)
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOpening(Opening):
+    """Opens a draft session."""
+
+    max_q_entries: int = 64
+    drafter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOpening(Opening):
+    """Opens a target session. `max_draft_tokens`: drafts that one round may carry."""
+
+    logprobs: bool = False
+    top_logprobs: int = 0
+    max_draft_tokens: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Tokens committed on top of `header`: accepted drafts, then one more; fewer where the stream ended earlier.
+
+    `soft_acceptances`: one byte per drafted position. `proposal_fault`: why the proposal was dropped, empty if it was
+    not. `num_draft_tokens`: drafts checked. Times in microseconds.
+    """
+
+    header: Header
+    committed_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    num_accepted: int = 0
+    num_draft_tokens: int = 0
+    soft_acceptances: bytes = b""
+    finish: Finish = Finish.NONE
+    matched_stop_token_id: int | None = None
+    logprobs: TokenLogprobs = field(default_factory=TokenLogprobs)
+    proposal_fault: str = ""
+    queue_us: int = 0
+    compute_us: int = 0
+    sampling_us: int = 0
+    num_batch_rows: int = 0
+    decode_ended: bool = False
+    num_cached_tokens: int = 0

@@ -1,0 +1,212 @@
+"""One grpc.aio server for all three services: health, reflection, refusal with details, drain.
+
+A servicer is any object with one method per RPC of its service. Unary answers come from a coroutine, streamed ones from
+an async generator, which is closed deterministically whatever ends the call. Methods raise `OutriderError`; whatever
+else they raise reaches the client as INTERNAL without a trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import message as protobuf_message
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outrider.errors import Internal, InvalidArgument, OutriderError, Unavailable
+from outrider.serving.channel import MAX_MESSAGE_BYTES
+from outrider.serving.status import from_rpc_error, to_status
+from outrider.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Clients ping every 20 s during a long prefill; the default answers that with GOAWAY.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two processes on one port would share its streams at random.
+    ("grpc.so_reuseport", 0),
+)
+RETRY_DELAY_S = 1.0
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def parse_or_refuse(message_type: Any, data: bytes) -> Any:
+    """Raises InvalidArgument on bytes that are not such a message. (The stock deserializer would answer INTERNAL.)"""
+    try:
+        return message_type.FromString(data)
+    except protobuf_message.DecodeError:
+        name = message_type.DESCRIPTOR.full_name
+        raise InvalidArgument(f"the request is not a valid {name}", reason="UNDECODABLE_REQUEST") from None
+
+
+class Server:
+    """A listening server. It refuses calls until `open` brings the servicers, and again once it drains."""
+
+    def __init__(self, settings: ServerSettings, services: Sequence[ServiceDescriptor]) -> None:
+        self.settings = settings
+        self.port = 0
+        self.draining = False
+        self._names = [service.full_name for service in services]
+        self._servicers: Mapping[str, Any] = {}
+        self._num_streams = 0
+        self._no_streams = asyncio.Event()
+        self._no_streams.set()
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        for service in services:
+            handlers = {method.name: self._handler(method) for method in service.methods}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection:
+            names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(names, self._server)
+
+    async def listen(self) -> None:
+        """Binds and starts, NOT_SERVING. Raises Unavailable naming the address when it is taken."""
+        await self._set_health(_NOT_SERVING)
+        address = f"{self.settings.host}:{self.settings.port}"
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise Unavailable(f"cannot listen on {address}: is another process there? Choose another --port") from None
+        await self._server.start()
+
+    async def open(self, servicers: Mapping[str, Any]) -> None:
+        """Takes calls from now on: `servicers` by full service name. SERVING."""
+        missing = [name for name in self._names if name not in servicers]
+        assert not missing, f"no servicer for {missing}"
+        self._servicers = servicers
+        await self._set_health(_SERVING)
+
+    async def set_serving(self, name: str, serving: bool) -> None:
+        """Readiness of one service (a coordinator without a target worker is not ready)."""
+        await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
+    async def drain(self) -> None:
+        """NOT_SERVING, wait for balancers, refuse new streams, let running ones end within the grace, stop."""
+        await self._health.enter_graceful_shutdown()
+        await asyncio.sleep(self.settings.drain_delay_s)
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._no_streams.wait(), self.settings.drain_grace_s)
+        await self._server.stop(0.2)
+
+    async def close(self) -> None:
+        """Stops at once: what still runs is cancelled."""
+        await self._server.stop(None)
+
+    def refuse_if_draining(self) -> None:
+        """Raises Unavailable with a retry delay once the drain has begun: for work inside a stream that begins anew."""
+        if self.draining:
+            raise Unavailable("the server is draining", reason="DRAINING", retry_delay_s=RETRY_DELAY_S)
+
+    async def _set_health(self, status: Any) -> None:
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    def _servicer(self, name: str) -> Any:
+        if name not in self._servicers:
+            raise Unavailable("the server is still starting", reason="STARTING", retry_delay_s=RETRY_DELAY_S)
+        return self._servicers[name]
+
+    def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler:
+        request_type = message_factory.GetMessageClass(method.input_type)
+        response_type = message_factory.GetMessageClass(method.output_type)
+        service_name = method.containing_service.full_name
+
+        def implementation() -> Callable[..., Any]:
+            return getattr(self._servicer(service_name), method.name)
+
+        async def answer_once(data: bytes, context: Any) -> Any:
+            async with _errors_to_status(method.full_name, context):
+                return await implementation()(parse_or_refuse(request_type, data), context)
+
+        async def answer_stream(data: Any, context: Any) -> None:
+            self._num_streams += 1
+            self._no_streams.clear()
+            try:
+                async with _errors_to_status(method.full_name, context):
+                    self.refuse_if_draining()
+                    parse = _parse_each if method.client_streaming else parse_or_refuse
+                    request = parse(request_type, data)
+                    async with contextlib.aclosing(implementation()(request, context)) as responses:
+                        async for response in responses:
+                            await context.write(response)
+            finally:
+                self._num_streams -= 1
+                if not self._num_streams:
+                    self._no_streams.set()
+
+        # No request deserializer: raw bytes arrive, so that a failure to parse is ours to answer.
+        serialize = response_type.SerializeToString
+        if method.client_streaming and method.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(answer_stream, None, serialize)
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(answer_stream, None, serialize)
+        assert not method.client_streaming, f"{method.full_name}: no service of ours has this kind"
+        return grpc.unary_unary_rpc_method_handler(answer_once, None, serialize)
+
+
+async def _parse_each(message_type: Any, chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for data in chunks:
+        yield parse_or_refuse(message_type, data)
+
+
+@contextlib.asynccontextmanager
+async def _errors_to_status(method: str, context: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    except OutriderError as error:
+        await context.abort_with_status(to_status(error))
+    except grpc.aio.AioRpcError as error:
+        await context.abort_with_status(to_status(from_rpc_error(error)))
+    except (grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except Exception:
+        log.exception("%s failed", method)
+        await context.abort_with_status(to_status(Internal("internal error; the server's log has its cause")))
+
+
+@contextlib.asynccontextmanager
+async def running_server(settings: ServerSettings, services: Sequence[ServiceDescriptor]) -> AsyncIterator[Server]:
+    """A listening server that is stopped when the block ends. Drain first where streams should end in peace."""
+    server = Server(settings, services)
+    await server.listen()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set `stop`; a second one is left to the default action, so that a stuck drain can be ended."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stop.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Runs a server's coroutine to its end, on uvloop where it is installed."""
+    try:
+        from uvloop import run as run_loop
+    except ImportError:
+        from asyncio import run as run_loop  # type: ignore[assignment]
+    run_loop(main)
