@@ -1,6 +1,6 @@
 """The seams of the engine, free of torch: what a model does in a step, and what a session asks of the engine.
 
-A session's work is a *program*: a generator that yields `Forward`s, receives a `ForwardResult` for each, and returns its
+A session's work is a *program*: a generator that yields `Forward`s, receives a `ForwardResult` for each and returns its
 answer. The engine runs all programs, packing what is ready into one model call a step; a test can drive one by hand.
 Programs run on the engine's thread: what they do between yields must be short.
 """

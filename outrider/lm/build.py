@@ -1,0 +1,47 @@
+"""From a loaded model and the settings to an engine: decides how large the cache is."""
+
+from __future__ import annotations
+
+import psutil
+
+from outrider.errors import InvalidArgument
+from outrider.lm.engine import Engine
+from outrider.lm.interface import LoadedModel
+from outrider.lm.toy import ToyModel
+from outrider.settings import WorkerSettings
+
+MAX_DEFAULT_CACHE_BYTES = 4 << 30
+TOY_CACHE_TOKENS = 1 << 20
+"""Room for 2,000 streams of some 500 tokens; a toy's cache holds ids only, 8 bytes a token."""
+
+
+def build_engine(loaded: LoadedModel, settings: WorkerSettings) -> Engine:
+    """An engine over `loaded`, not started. Raises InvalidArgument when the cache cannot hold a single block."""
+    return Engine(
+        loaded.model,
+        num_blocks=_num_blocks(loaded, settings),
+        block_size=settings.block_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_waiting_sessions=settings.max_waiting_sessions,
+    )
+
+
+def _num_blocks(loaded: LoadedModel, settings: WorkerSettings) -> int:
+    model = loaded.model
+    if isinstance(model, ToyModel) and not settings.kv_cache_bytes:
+        return model.spec.blocks or max(1, TOY_CACHE_TOKENS // settings.block_size)
+    bytes_per_block = model.bytes_per_block(settings.block_size)
+    cache_bytes = settings.kv_cache_bytes or min(_free_bytes(model) // 4, MAX_DEFAULT_CACHE_BYTES)
+    if cache_bytes < bytes_per_block:
+        raise InvalidArgument(
+            f"the cache has {cache_bytes} bytes, one block of {settings.block_size} tokens takes {bytes_per_block}: "
+            "raise kv_cache_bytes or lower block_size",
+            field="kv_cache_bytes",
+        )
+    return int(cache_bytes // bytes_per_block)
+
+
+def _free_bytes(model: object) -> int:
+    """Memory free where the model's cache goes."""
+    free_bytes = getattr(model, "free_bytes", None)
+    return int(free_bytes()) if free_bytes is not None else int(psutil.virtual_memory().available)

@@ -1,0 +1,363 @@
+"""The engine: one thread that runs every session's program and packs what is ready into one model call a step.
+
+The event loop hands programs over and gets answers back; it never waits for a model. Cache blocks are reserved when a
+sequence opens and freed when it closes, but never while a forward that writes to them is in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+
+from outrider.errors import Aborted, Internal, Unavailable
+from outrider.lm.admission import Admission, post, settle
+from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedBatch, Program, Segment, T
+from outrider.lm.kv_cache import Sequence
+from outrider.lm.scheduler import StepQueue
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start, and what is held now."""
+
+    num_steps: int
+    num_model_calls: int
+    num_rows: int
+    num_padding_rows: int
+    """Rows the model computed beyond those asked for; always 0."""
+    num_free_blocks: int
+    num_blocks: int
+    num_sequences: int
+    num_waiting: int
+
+
+class _Job(Generic[T]):
+    """A program on its way, and the forward it waits for."""
+
+    __slots__ = (
+        "compute_ns", "finished", "forward", "future", "logits", "loop", "num_logits", "num_rows", "num_rows_done",
+        "program", "ready_ns", "started_ns",
+    )  # fmt: skip
+
+    def __init__(self, program: Program[T], loop: asyncio.AbstractEventLoop) -> None:
+        self.program = program
+        self.loop = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.finished = False
+        self.forward: Forward | None = None
+        self.num_rows = self.num_rows_done = self.num_logits = 0
+
+    def wants(self, forward: Forward) -> None:
+        self.forward = forward
+        self.num_rows, self.num_rows_done, self.num_logits = len(forward.token_ids), 0, forward.num_logits
+        self.logits: list[np.ndarray] = []
+        self.ready_ns, self.started_ns, self.compute_ns = time.perf_counter_ns(), 0, 0
+
+    def segment(self, num_rows: int) -> Segment:
+        """The next `num_rows` rows. Logits are those of the forward's last rows, in whichever chunk these fall."""
+        assert self.forward is not None
+        sequence: Any = self.forward.sequence
+        start, end = self.num_rows_done, self.num_rows_done + num_rows
+        num_logits = max(0, end - max(start, self.num_rows - self.num_logits))
+        return Segment(sequence.length, self.forward.token_ids[start:end], sequence.blocks, num_logits)
+
+
+class Engine:
+    """Runs programs over one model. `start` it, `await open_sequence` and `run` on an event loop, `stop` it.
+
+    max_batch_tokens: most rows of one model call. max_waiting_sessions: opens that may wait for blocks.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_batch_tokens: int,
+        max_waiting_sessions: int,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self._admission = Admission(num_blocks, block_size, model.context_length, max_waiting_sessions)
+        self._queue: StepQueue[_Job[Any]] = StepQueue(max_batch_tokens)
+        self._jobs: set[_Job[Any]] = set()
+        self._thread: threading.Thread | None = None
+        # One lock for what both sides touch: arrivals, counters, and which forward is pending on which sequence.
+        self._wake = threading.Condition(threading.Lock())
+        self._arrivals: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._num_sequences = 0
+        self._num_steps = self._num_model_calls = self._num_rows = self._num_padding_rows = 0
+        model.allocate_cache(num_blocks, block_size)
+
+    # The event loop's side.
+
+    def start(self) -> None:
+        """Starts the engine's thread."""
+        # A thread that wakes waits for the interpreter lock until the running one yields it: 5 ms by default, which is
+        # more than a whole round may cost beyond model time. Python code runs on both threads here all the time.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._thread = threading.Thread(target=self._serve, name="outrider-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the pass in flight; whatever still waits fails with Aborted. Idempotent."""
+        self._admission.stop()
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    async def open_sequence(self, max_length: int) -> Sequence:
+        """An empty sequence with blocks for `max_length` tokens; waits its turn (first come, first served) for them.
+
+        Raises InvalidArgument when it could never fit, ResourceExhausted with a retry delay when the queue is full.
+        """
+        sequence = await self._admission.open(max_length)
+        with self._wake:
+            self._num_sequences += 1
+        return sequence
+
+    def close_sequence(self, sequence: Sequence) -> None:
+        """Frees the sequence's blocks, at once or when the pass that writes to them is over. Idempotent, any thread.
+
+        A program whose forward is pending on it is dropped with Aborted; so is one that asks for a forward later.
+        """
+        with self._wake:
+            if sequence.closed:
+                return
+            sequence.closed = True
+            self._num_sequences -= 1
+            if sequence.pending is not None:
+                self._arrivals.append(functools.partial(self._drop_closed, sequence))
+                self._wake.notify()
+                return
+        self._admission.release(sequence)
+
+    async def run(self, program: Program[T]) -> T:
+        """Runs a program on the engine's thread and gives what it returns; its exceptions are raised here.
+
+        Cancelling closes the generator at the next boundary, never during a pass. Raises Internal when a pass failed
+        or the program asked for something impossible, Aborted when its sequence was closed or the engine stopped.
+        """
+        job = _Job(program, asyncio.get_running_loop())
+        self._hand_over(functools.partial(self._start_job, job))
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            with self._wake:
+                self._arrivals.append(functools.partial(self._drop, job, None))
+                self._wake.notify()
+            raise
+
+    def stats(self) -> EngineStats:
+        """A consistent snapshot."""
+        with self._wake:
+            return EngineStats(
+                num_steps=self._num_steps,
+                num_model_calls=self._num_model_calls,
+                num_rows=self._num_rows,
+                num_padding_rows=self._num_padding_rows,
+                num_free_blocks=self._admission.num_free_blocks,
+                num_blocks=self._admission.num_blocks,
+                num_sequences=self._num_sequences,
+                num_waiting=self._admission.num_waiting,
+            )
+
+    def check_integrity(self, sequences: list[Sequence]) -> None:
+        """Raises Internal unless exactly the blocks of `sequences` are taken."""
+        self._admission.check_integrity(sequences)
+
+    # The engine thread's side.
+
+    def _serve(self) -> None:
+        error: Exception = Aborted("the engine stopped")
+        try:
+            while self._wait_for_work():
+                self._step()
+        except Exception as fault:
+            log.exception("the engine failed")
+            error = Internal(f"the engine failed: {type(fault).__name__}: {fault}")
+            self._admission.stop()
+        with self._wake:
+            self._stopping = True
+        self._take_arrivals()
+        for job in list(self._jobs):
+            self._drop(job, error)
+
+    def _wait_for_work(self) -> bool:
+        """Sleeps until there is something to compute; False when the engine stops."""
+        while not self._stopping:
+            self._take_arrivals()
+            if self._queue:
+                return True
+            with self._wake:
+                self._wake.wait_for(lambda: self._arrivals or self._stopping)
+        return False
+
+    def _take_arrivals(self) -> None:
+        """New programs start, cancelled and closed ones end: only here, between passes."""
+        with self._wake:
+            arrivals, self._arrivals = self._arrivals, deque()
+        for arrival in arrivals:
+            arrival()
+
+    def _step(self) -> None:
+        """One model call over all that is ready."""
+        picked = self._queue.pick()
+        if not picked:
+            return
+        batch = PackedBatch(tuple(job.segment(num_rows) for job, num_rows in picked))
+        started_ns = time.perf_counter_ns()
+        try:
+            logits = self._forward(batch)
+        except Exception as error:
+            log.exception("a model pass over %d rows failed", batch.num_rows)
+            for job, _ in picked:
+                self._drop(job, Internal(f"the model pass failed: {type(error).__name__}: {error}"))
+            return
+        compute_ns = time.perf_counter_ns() - started_ns
+        row = 0
+        for (job, num_rows), segment in zip(picked, batch.segments, strict=True):
+            job.started_ns = job.started_ns or started_ns
+            job.compute_ns += compute_ns
+            self._hand_back(job, num_rows, segment, logits[row : row + segment.num_logits], batch.num_rows)
+            row += segment.num_logits
+
+    def _forward(self, batch: PackedBatch) -> np.ndarray:
+        model: Any = self.model
+        num_computed_before = getattr(model, "num_rows_computed", 0)
+        logits = model.forward(batch)
+        num_computed = getattr(model, "num_rows_computed", batch.num_rows) - num_computed_before
+        expected = (batch.num_logit_rows, model.vocab_size)
+        if logits.shape != expected:
+            raise Internal(f"the model gave logits of shape {logits.shape}, expected {expected}")
+        with self._wake:
+            self._num_steps += 1
+            self._num_model_calls += 1
+            self._num_rows += batch.num_rows
+            self._num_padding_rows += num_computed - batch.num_rows
+        return logits
+
+    def _hand_back(self, job: _Job[Any], num_rows: int, segment: Segment, logits: np.ndarray, batch_rows: int) -> None:
+        """The chunk is in the cache; after a forward's last chunk its program goes on, maybe to its next forward."""
+        assert job.forward is not None
+        sequence: Any = job.forward.sequence
+        job.num_rows_done += num_rows
+        if segment.num_logits:
+            job.logits.append(logits)
+        with self._wake:
+            sequence.token_ids.extend(segment.token_ids)
+            if sequence.closed:
+                # _drop_closed is already on its way here; do not let the program see a forward it may not build on.
+                return
+            if job.num_rows_done < job.num_rows:
+                if len(job.logits) and job.logits[-1] is logits:
+                    job.logits[-1] = logits.copy()  # the model may reuse its buffer in the next chunk
+                return
+            sequence.pending = None
+        parts = job.logits
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else logits
+        result = ForwardResult(
+            logits=whole,
+            queue_us=(job.started_ns - job.ready_ns) // 1000,
+            compute_us=job.compute_ns // 1000,
+            num_batch_rows=batch_rows,
+        )
+        job.forward = None
+        self._advance(job, functools.partial(job.program.send, result))
+
+    def _start_job(self, job: _Job[Any]) -> None:
+        self._jobs.add(job)
+        self._advance(job, functools.partial(next, job.program))
+
+    def _advance(self, job: _Job[Any], resume: Callable[[], Forward]) -> None:
+        """Lets the program run to its next yield, its return or its exception."""
+        try:
+            forward = resume()
+        except StopIteration as stop:
+            self._finish(job, stop.value, None)
+        except BaseException as error:
+            self._finish(job, None, error)
+        else:
+            self._accept(job, forward)
+
+    def _accept(self, job: _Job[Any], forward: Forward) -> None:
+        error: Exception | None = _fault(forward, self.model.vocab_size)
+        if error is None:
+            sequence: Any = forward.sequence
+            with self._wake:
+                if sequence.closed:
+                    error = Aborted("the sequence was closed")
+                elif sequence.pending is not None:
+                    error = Internal("two programs asked for a forward of one sequence at once")
+                else:
+                    sequence.pending = job
+        if error is not None:
+            self._drop(job, error)
+            return
+        job.wants(forward)
+        self._queue.add(job)
+
+    def _drop(self, job: _Job[Any], error: Exception | None) -> None:
+        """Closes the program at this boundary, and fails its awaiter with `error` unless that is gone (None)."""
+        if job.finished:
+            return
+        try:
+            job.program.close()
+        except Exception:
+            log.exception("a program failed while it was closed")
+        if job.forward is not None:
+            sequence: Any = job.forward.sequence
+            with self._wake:
+                sequence.pending = None
+                is_closed = sequence.closed
+            if is_closed:
+                self._admission.release(sequence)
+        self._finish(job, None, error)
+
+    def _drop_closed(self, sequence: Sequence) -> None:
+        if sequence.pending is not None:
+            self._drop(sequence.pending, Aborted("the sequence was closed"))
+
+    def _finish(self, job: _Job[Any], result: Any, error: BaseException | None) -> None:
+        job.finished = True
+        self._jobs.discard(job)
+        post(job.loop, settle, job.future, result, error)
+
+    def _hand_over(self, arrival: Callable[[], None]) -> None:
+        with self._wake:
+            if self._stopping or self._thread is None:
+                raise Unavailable("the engine is not running", retry_delay_s=1.0)
+            self._arrivals.append(arrival)
+            self._wake.notify()
+
+
+def _fault(forward: Forward, vocab_size: int) -> Internal | None:
+    """What is impossible about a program's forward; checked alone, since in the pass it would fail its neighbours."""
+    if not isinstance(forward, Forward) or not isinstance(forward.sequence, Sequence):
+        return Internal(f"a program yielded {forward!r}, not a Forward of an open sequence")
+    num_rows, length, max_length = len(forward.token_ids), forward.sequence.length, forward.sequence.max_length
+    if num_rows < 1 or not 0 <= forward.num_logits <= num_rows:
+        return Internal(f"a forward of {num_rows} tokens cannot give {forward.num_logits} rows of logits")
+    if length + num_rows > max_length:
+        return Internal(f"{num_rows} tokens after {length} exceed the {max_length} that the sequence was opened for")
+    if min(forward.token_ids) < 0 or max(forward.token_ids) >= vocab_size:
+        return Internal(f"a forward holds a token id outside the vocabulary of {vocab_size}")
+    return None

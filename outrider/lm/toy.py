@@ -1,0 +1,196 @@
+"""Toy models: table language models with known p and q and slept pass costs. Simulated, and named so where they show.
+
+A toy keeps nothing but ids, in a block cache like a real model's: it reads its context back through the block table, so
+that a wrong block, slot or length changes its logits. Needs numpy only and starts in milliseconds.
+
+Two toys of one `vocab`, `seed`, `order` and `scale` are a pair. With independent standard normal tables z and z' drawn
+for each context, the target's logits are scale * z, those of a toy with agreement a scale * (a z + sqrt(1 - a^2) z').
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.errors import InvalidArgument
+from outrider.lm.interface import LoadedModel, ModelDescription, PackedBatch
+
+PREFIX = "toy:"
+MAX_TABLE_BYTES = 64 << 20
+_TARGET, _NOISE = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ToySpec:
+    """What stands in `toy:key=value,...`; every key is optional."""
+
+    vocab: int = 64
+    """Number of ids."""
+    seed: int = 0
+    """Which pair of tables."""
+    agreement: float = 1.0
+    """1: the target's own logits; 0: logits that know nothing of the target's."""
+    order: int = 2
+    """How many last tokens decide the next one; 0: all of them."""
+    scale: float = 2.0
+    """Standard deviation of the logits: larger is more certain."""
+    context: int = 4096
+    """Longest sequence."""
+    pass_ms: float = 0.0
+    """Slept per pass, whatever it holds."""
+    token_ms: float = 0.0
+    """Slept per row of a pass."""
+    eos: int = -1
+    """The end-of-text id; -1: none."""
+    nan_after: int = 0
+    """Fault injection: logits are NaN once the context is longer than this; 0: never."""
+    blocks: int = 0
+    """Cache blocks; 0: the default."""
+
+    def text(self) -> str:
+        """The canonical `toy:...` text: keys that differ from their defaults, in the order above."""
+        values = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
+        given = [f"{name}={value}" for name, value, default in values if value != default]
+        return PREFIX + ",".join(given)
+
+
+def parse_toy(text: str) -> ToySpec:
+    """Reads `toy:key=value,...`. Raises InvalidArgument naming the bad key or value and what is allowed."""
+    if not text.startswith(PREFIX):
+        raise InvalidArgument(f"a toy model is written {PREFIX}key=value,..., not {text!r}", field="model")
+    types = {f.name: float if f.type == "float" else int for f in dataclasses.fields(ToySpec)}
+    values: dict[str, int | float] = {}
+    for part in filter(None, (p.strip() for p in text[len(PREFIX) :].split(","))):
+        key, _, value = part.partition("=")
+        if key not in types:
+            raise InvalidArgument(f"toy model has no key {key!r}; known keys: {', '.join(types)}", field="model")
+        if key in values:
+            raise InvalidArgument(f"toy model key {key!r} is given twice", field="model")
+        try:
+            values[key] = types[key](value)
+        except ValueError:
+            raise InvalidArgument(
+                f"toy model key {key!r} needs {types[key].__name__}, not {value!r}", field="model"
+            ) from None
+    spec = ToySpec(**values)  # type: ignore[arg-type]
+    _check(spec)
+    return spec
+
+
+def load_toy(text: str) -> LoadedModel:
+    """A toy model and its description, from `toy:key=value,...`."""
+    model = ToyModel(parse_toy(text))
+    return LoadedModel(model, model.description)
+
+
+class ToyModel:
+    """A `LanguageModel` (interface.py) over a seeded table of logits."""
+
+    def __init__(self, spec: ToySpec) -> None:
+        self.spec = spec
+        self.vocab_size = spec.vocab
+        self.context_length = spec.context
+        self.num_rows_computed = 0
+        self._rows: OrderedDict[tuple[int, ...], np.ndarray] = OrderedDict()
+        self._max_rows = max(1, MAX_TABLE_BYTES // (4 * spec.vocab))
+        self._cache = np.empty(0, np.int64)
+        self._block_size = 1
+
+    @property
+    def description(self) -> ModelDescription:
+        """Says that it is simulated. Toys of one vocabulary share a tokenizer fingerprint, so that they pair."""
+        spec = self.spec
+        return ModelDescription(
+            model=spec.text(),
+            model_fingerprint=hashlib.sha256(spec.text().encode()).hexdigest(),
+            tokenizer_fingerprint=hashlib.sha256(f"toy vocabulary {spec.vocab}".encode()).hexdigest(),
+            vocab_size=spec.vocab,
+            context_length=spec.context,
+            eos_token_ids=(spec.eos,) if spec.eos >= 0 else (),
+            dtype="float32",
+            numerics_fingerprint="toy",
+            versions={"numpy": np.__version__},
+            simulated=True,
+        )
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """One int64 id a token."""
+        return 8 * block_size
+
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+        """All slots start at -1, which no context of real ids contains."""
+        self._cache = np.full(num_blocks * block_size, -1, np.int64)
+        self._block_size = block_size
+
+    def forward(self, batch: PackedBatch) -> np.ndarray:
+        """float32[num_logit_rows, vocab]; sleeps pass_ms + token_ms * rows."""
+        logits = np.empty((batch.num_logit_rows, self.vocab_size), np.float32)
+        out = 0
+        for segment in batch.segments:
+            end = segment.num_cached_tokens + len(segment.token_ids)
+            slots = self._slots(segment.block_table, segment.num_cached_tokens, end)
+            self._cache[slots] = segment.token_ids
+            for length in range(end - segment.num_logits + 1, end + 1):
+                start = max(0, length - self.spec.order) if self.spec.order else 0
+                context = self._cache[self._slots(segment.block_table, start, length)]
+                logits[out] = self._logits(tuple(context.tolist()), length)
+                out += 1
+        self.num_rows_computed += batch.num_rows
+        cost_s = (self.spec.pass_ms + self.spec.token_ms * batch.num_rows) / 1000
+        if cost_s > 0:
+            time.sleep(cost_s)
+        return logits
+
+    def logits_for(self, prefix_ids: Sequence[int]) -> np.ndarray:
+        """The exact logits after `prefix_ids` (float32[vocab]), without any cache: what tests compare with."""
+        ids = list(prefix_ids)
+        return self._logits(tuple(ids[-self.spec.order :] if self.spec.order else ids), len(ids)).copy()
+
+    def _logits(self, context: tuple[int, ...], length: int) -> np.ndarray:
+        if self.spec.nan_after and length > self.spec.nan_after:
+            return np.full(self.vocab_size, np.nan, np.float32)
+        row = self._rows.get(context)
+        if row is None:
+            row = self._rows[context] = self._draw_row(context)
+            if len(self._rows) > self._max_rows:
+                self._rows.popitem(last=False)
+        return row
+
+    def _draw_row(self, context: tuple[int, ...]) -> np.ndarray:
+        spec = self.spec
+        row = spec.agreement * self._normals(_TARGET, context)
+        if spec.agreement < 1:
+            row = row + math.sqrt(1 - spec.agreement**2) * self._normals(_NOISE, context)
+        return (spec.scale * row).astype(np.float32)
+
+    def _normals(self, table: int, context: tuple[int, ...]) -> np.ndarray:
+        text = f"{self.spec.seed}/{table}/{self.spec.order}/{','.join(map(str, context))}"
+        key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+        return np.random.Generator(np.random.Philox(key=key)).standard_normal(self.vocab_size)
+
+    def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
+        size = self._block_size
+        return [block_table[i // size] * size + i % size for i in range(start, end)]
+
+
+def _check(spec: ToySpec) -> None:
+    wrong = {
+        "vocab must be at least 2": spec.vocab < 2,
+        "agreement must lie in 0 to 1": not 0 <= spec.agreement <= 1,
+        "order must be at least 0": spec.order < 0,
+        "scale must be positive and finite": not 0 < spec.scale < math.inf,
+        "context must be at least 2": spec.context < 2,
+        "pass_ms and token_ms must be at least 0": not (0 <= spec.pass_ms < math.inf and 0 <= spec.token_ms < math.inf),
+        "eos must be an id of the vocabulary, or -1 for none": not -1 <= spec.eos < spec.vocab,
+        "nan_after and blocks must be at least 0": spec.nan_after < 0 or spec.blocks < 0,
+    }
+    faults = [text for text, is_wrong in wrong.items() if is_wrong]
+    if faults:
+        raise InvalidArgument(f"toy model: {'; '.join(faults)}", field="model")

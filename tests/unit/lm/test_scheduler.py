@@ -1,0 +1,102 @@
+"""The picking policy alone: running streams first, prefills never starve, budgets hold."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from conftest import scaled
+
+from outrider.lm.scheduler import PREFILL_PATIENCE, StepQueue
+
+
+@dataclass(eq=False)
+class Job:
+    num_rows: int
+    num_logits: int = 1
+    num_rows_done: int = 0
+    finished: bool = False
+
+
+def step(queue):
+    picked = queue.pick()
+    for job, num_rows in picked:
+        job.num_rows_done += num_rows
+    return picked
+
+
+def test_verifications_go_before_prefills_and_prefills_fill_the_rest():
+    queue = StepQueue(20)
+    prefill, verification = Job(100), Job(5, num_logits=5)
+    queue.add(prefill)
+    queue.add(verification)
+    assert step(queue) == [(verification, 5), (prefill, 15)]
+    assert step(queue) == [(prefill, 20)]
+
+
+def test_a_prefill_is_cut_and_ends_with_what_is_left():
+    queue = StepQueue(8)
+    job = Job(21)
+    queue.add(job)
+    assert [n for _ in range(3) for _, n in step(queue)] == [8, 8, 5]
+    assert not queue
+
+
+def test_verifications_are_never_cut():
+    queue = StepQueue(8)
+    jobs = [Job(5, num_logits=5) for _ in range(3)]
+    for job in jobs:
+        queue.add(job)
+    assert [step(queue) for _ in range(3)] == [[(job, 5)] for job in jobs]
+
+
+def test_a_verification_larger_than_the_budget_is_cut_all_the_same():
+    queue = StepQueue(4)
+    queue.add(Job(9, num_logits=9))
+    assert [n for _ in range(3) for _, n in step(queue)] == [4, 4, 1]
+
+
+@pytest.mark.parametrize("budget", [1, 4, 32])
+def test_a_prefill_does_not_starve_under_full_load_nor_stop_the_running(budget):
+    queue = StepQueue(budget)
+    prefill = Job(10 * budget + 17)
+    running = [Job(1) for _ in range(3 * budget)]
+    for job in [*running, prefill]:
+        queue.add(job)
+    num_picked = {id(job): 0 for job in running}
+    num_steps = 0
+    while prefill.num_rows_done < prefill.num_rows and num_steps < 200:
+        num_steps += 1
+        for job, _ in step(queue):
+            if job is not prefill:
+                num_picked[id(job)] += 1
+                job.num_rows_done = 0
+                queue.add(job)
+    assert num_steps <= (PREFILL_PATIENCE + 1) * -(-prefill.num_rows // budget)
+    assert min(num_picked.values()) >= num_steps // 3 * PREFILL_PATIENCE // (PREFILL_PATIENCE + 1) - 1
+
+
+def test_finished_jobs_are_skipped():
+    queue = StepQueue(8)
+    jobs = [Job(1), Job(2, num_logits=2), Job(50), Job(60)]
+    for job in jobs:
+        queue.add(job)
+    jobs[0].finished = jobs[2].finished = True
+    assert step(queue) == [(jobs[1], 2), (jobs[3], 6)]
+
+
+@pytest.mark.parametrize("seed", range(scaled(40, at_least=4)))
+def test_any_mix_is_computed_once_within_budget(seed):
+    rng = random.Random(seed)
+    queue = StepQueue(rng.randint(1, 40))
+    jobs = []
+    for _ in range(60):
+        for _ in range(rng.randint(0, 3)):
+            num_rows = rng.randint(1, 60)
+            jobs.append(Job(num_rows, num_logits=rng.choice([0, 1, num_rows])))
+            queue.add(jobs[-1])
+        assert sum(n for _, n in step(queue)) <= queue.max_batch_tokens
+    while queue:
+        picked = step(queue)
+        assert picked
+        assert 0 < sum(n for _, n in picked) <= queue.max_batch_tokens
+    assert all(job.num_rows_done == job.num_rows for job in jobs)
