@@ -1,0 +1,42 @@
+"""Why an actor fits nowhere, in words: Ray leaves it pending and says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deploy.ray.config import Pool
+
+
+def demands(pool: Pool) -> dict[str, float]:
+    """What one worker of the pool takes, under the names that Ray's nodes report."""
+    wanted = {"CPU": pool.num_cpus, "GPU": pool.num_gpus, "memory": pool.memory_bytes, **pool.resources}
+    return {name: amount for name, amount in wanted.items() if amount > 0}
+
+
+def label_matches(expression: str, value: str | None) -> bool:
+    """Ray's selector syntax: `v`, `!v`, `in(a,b)`, `!in(a,b)`. An absent label matches the negated forms only."""
+    negated, body = expression.startswith("!"), expression.removeprefix("!")
+    options = body[3:-1].split(",") if body.startswith("in(") and body.endswith(")") else [body]
+    return (value in [option.strip() for option in options]) != negated
+
+
+def explain(pool: Pool, nodes: Sequence[Mapping[str, Any]], available: Mapping[str, float]) -> str:
+    """The first thing that `pool` lacks.
+
+    `nodes` as `ray.nodes()` gives them, `available` as `ray.available_resources()`: what is free in the whole cluster.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    matching = list(alive)
+    for label, expression in pool.label_selector.items():
+        matching = [node for node in matching if label_matches(expression, node["Labels"].get(label))]
+        if not matching:
+            present = sorted({str(node["Labels"][label]) for node in alive if label in node["Labels"]})
+            there = f"the cluster has {label} = {', '.join(present)}" if present else f"no node carries {label}"
+            return f"no node matches the label selector {label} = {expression!r} ({there})"
+    for resource, amount in demands(pool).items():
+        largest = max((node["Resources"].get(resource, 0.0) for node in matching), default=0.0)
+        if largest < amount:
+            return f"{resource}: {amount:g} needed on one node, the largest matching node has {largest:g}"
+    wanted = ", ".join(f"{r}: {a:g} needed, {available.get(r, 0.0):g} free" for r, a in demands(pool).items())
+    return f"the matching nodes are full or slow to answer ({wanted or 'nothing demanded'} in the whole cluster)"
