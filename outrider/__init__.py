@@ -1,0 +1,33 @@
+"""Lossless speculative decoding as a service. The client is here; the servers are started by the `outrider` command."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.client import Client as Client
+    from outrider.client import KeepAlive as KeepAlive
+    from outrider.errors import OutriderError as OutriderError
+    from outrider.results import Chunk as Chunk
+    from outrider.results import Complete as Complete
+    from outrider.results import Completion as Completion
+    from outrider.results import Started as Started
+
+_HOME_OF = {
+    "Client": "outrider.client",
+    "KeepAlive": "outrider.client",
+    "OutriderError": "outrider.errors",
+    "Chunk": "outrider.results",
+    "Complete": "outrider.results",
+    "Completion": "outrider.results",
+    "Started": "outrider.results",
+}
+__all__ = list(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for only then: workers and core code import this package without grpc."""
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'outrider' has no attribute {name!r}")

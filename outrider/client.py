@@ -1,0 +1,355 @@
+"""The async client.
+
+    async with outrider.Client("localhost:50050") as client:
+        async for event in client.chat([{"role": "user", "content": "Hello"}], temperature=0):
+            if isinstance(event, outrider.Chunk):
+                print(event.text, end="")
+
+Results are the dataclasses of `outrider.results`; failures are `outrider.errors`. Nothing is retried behind the
+caller's back: a stream that broke is resumed with `resume_token_ids`, and `seed`, `acceptance` and `prompt_hash` of
+its `Started`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar, Unpack
+
+import grpc.aio
+
+from outrider import results
+from outrider.errors import InvalidArgument, OutriderError
+from outrider.results import Chunk, Complete, Completion, Event, Logprobs, ModelInfo, ServerInfo, Started
+from outrider.sampling.params import AcceptanceRule, Origin
+from outrider.serving.channel import CLIENT_OPTIONS
+from outrider.serving.status import from_rpc_error
+from outrider.v1 import common_pb2, generation_pb2, generation_pb2_grpc, worker_pb2
+
+T = TypeVar("T")
+Message = Mapping[str, str]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Every option of a request; absent ones mean the model's defaults. Meanings as in `generation.proto`."""
+
+    # sampling
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    # stopping
+    max_tokens: int
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop_str_in_output: bool
+    # output
+    logprobs: bool
+    top_logprobs: int
+    skip_special_tokens: bool
+    n: int
+    # structured output
+    json_schema: str
+    regex: str
+    grammar: str
+    # speculation: never changes the distribution
+    num_speculative_tokens: int
+    max_speculative_tokens: int
+    drafter: str
+    acceptance: str | AcceptanceRule
+    report_steps: bool
+    # the request itself
+    model: str
+    request_id: str
+    priority: int
+    resume_token_ids: Sequence[int]
+    prompt_hash: int
+    timeout_s: float
+
+
+_SECTIONS: dict[str, Any] = {
+    "sampling": generation_pb2.SamplingOptions,
+    "stopping": generation_pb2.StoppingOptions,
+    "output": generation_pb2.OutputOptions,
+    "structured_output": generation_pb2.StructuredOutput,
+    "speculation": generation_pb2.SpeculationOptions,
+}
+_SECTION_OF = {name: section for section, cls in _SECTIONS.items() for name in cls.DESCRIPTOR.fields_by_name}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Pings that find a dead connection while a stream is silent."""
+
+    interval_ms: int = 20_000
+    """Time between pings; servers refuse less than 10 s."""
+    timeout_ms: int = 10_000
+    """A ping not answered for this long ends the connection."""
+
+
+class Client:
+    """A connection to a coordinator; use it as an async context manager, or `close()` it."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float | None = None,
+        keep_alive: KeepAlive | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """`address` is host:port. `timeout_s` is the deadline of calls that give none (None: no deadline); `metadata`
+        goes with every call."""
+        self.address = address
+        self._timeout_s = timeout_s
+        self._metadata = tuple((metadata or {}).items())
+        keep_alive = keep_alive or KeepAlive()
+        pings = {"grpc.keepalive_time_ms": keep_alive.interval_ms, "grpc.keepalive_timeout_ms": keep_alive.timeout_ms}
+        self._channel = grpc.aio.insecure_channel(address, options=list((dict(CLIENT_OPTIONS) | pings).items()))
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection and every stream on it."""
+        await self._channel.close()
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
+        """Streams `Started`, then `Chunk`s, then one `Complete` per choice.
+
+        prompt: plain text, token ids, or chat messages ({"role", "content"}). Leaving the loop early (`aclose`)
+        cancels the request. Raises outrider.errors; an unknown option is a TypeError.
+        """
+        return self._stream(build_request(prompt, options), options.get("timeout_s", self._timeout_s))
+
+    async def _stream(
+        self, request: generation_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield _read_event(response)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        finally:
+            call.cancel()
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
+        """`generate` for a conversation."""
+        return self.generate(list(messages), **options)
+
+    async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
+        """The whole answer of one choice, once it is there."""
+        if options.get("n", 1) != 1:
+            raise InvalidArgument("complete() gives one choice; use generate() for n > 1", field="output.n")
+        started: Started | None = None
+        chunks: list[Chunk] = []
+        async for event in self.generate(prompt, **options):
+            match event:
+                case Started():
+                    started = event
+                case Chunk():
+                    chunks.append(event)
+                case Complete() if started is not None:
+                    return _join(started, chunks, event)
+        raise OutriderError(f"{self.address} ended the stream without `started` and `complete`")
+
+    async def model_info(self, model: str = "") -> ModelInfo:
+        """Limits, defaults and pairing of a served model; empty: the only one."""
+        reply = await self._call(self._stub.GetModelInfo, generation_pb2.GetModelInfoRequest(model=model))
+        return _read(
+            ModelInfo,
+            reply,
+            generation_defaults=_read(results.GenerationDefaults, reply.generation_defaults),
+            acceptance_rules=tuple(AcceptanceRule(rule) for rule in reply.acceptance_rules),
+        )
+
+    async def server_info(self) -> ServerInfo:
+        """The coordinator, its workers and their health."""
+        reply = await self._call(self._stub.GetServerInfo, generation_pb2.GetServerInfoRequest())
+        workers = (
+            _read(
+                results.Worker,
+                worker,
+                role=worker_pb2.WorkerRole.Name(worker.role).removeprefix("WORKER_ROLE_").lower(),
+                capacity=_read(results.Capacity, worker.capacity),
+            )
+            for worker in reply.workers
+        )
+        return _read(ServerInfo, reply, workers=tuple(workers), versions=dict(reply.versions))
+
+    async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> list[int]:
+        """Ids of a text or of a conversation, as `generate` would use them."""
+        request = generation_pb2.TokenizeRequest(model=model)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.chat.CopyFrom(_chat_prompt(prompt))
+        return list((await self._call(self._stub.Tokenize, request)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
+        """Text of ids; an unfinished code point becomes U+FFFD."""
+        request = generation_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
+        _assign(request, "token_ids", token_ids, path="token_ids")
+        return (await self._call(self._stub.Detokenize, request)).text
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            reply: Awaitable[Any] = method(request, timeout=self._timeout_s, metadata=self._metadata)
+            return await reply
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+
+    def _error(self, error: grpc.aio.AioRpcError) -> OutriderError:
+        failure = from_rpc_error(error)
+        if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in (error.details() or "").lower():
+            failure.args = (f"nothing answers at {self.address}: is a coordinator running there? (`outrider up`)",)
+            failure.message = failure.args[0]
+        return failure
+
+
+def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.GenerateRequest:
+    """The request. Raises TypeError for an unknown option, InvalidArgument for a value that its field cannot hold."""
+    unknown = options.keys() - GenerateOptions.__annotations__.keys()
+    if unknown:
+        name = min(unknown)
+        near = difflib.get_close_matches(name, GenerateOptions.__annotations__, 1)
+        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    request = generation_pb2.GenerateRequest()
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif len(prompt) and isinstance(prompt[0], Mapping):
+        request.chat.CopyFrom(_chat_prompt(prompt))  # type: ignore[arg-type]
+    else:
+        request.token_ids.SetInParent()
+        _assign(request.token_ids, "ids", prompt, path="token_ids.ids")
+    for name, value in options.items():
+        if value is None or name == "timeout_s":
+            continue
+        section = _SECTION_OF.get(name)
+        if name == "acceptance":
+            value = _acceptance(value)
+        if name == "stop" and isinstance(value, str):
+            value = [value]
+        target = getattr(request, section) if section else request
+        _assign(target, name, value, path=f"{section}.{name}" if section else name)
+    return request
+
+
+def _acceptance(value: Any) -> int:
+    if isinstance(value, str):
+        if value.upper() not in AcceptanceRule.__members__:
+            rules = ", ".join(rule.name.lower() for rule in AcceptanceRule)
+            raise InvalidArgument(f"acceptance is {value!r}, must be one of {rules}", field="speculation.acceptance")
+        return AcceptanceRule[value.upper()]
+    return value
+
+
+def _chat_prompt(messages: Sequence[Message]) -> generation_pb2.ChatPrompt:
+    prompt = generation_pb2.ChatPrompt()
+    for index, message in enumerate(messages):
+        path = f"chat.messages[{index}]"
+        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+            raise InvalidArgument(f"{path} must have exactly the keys role and content", field=path)
+        added = prompt.messages.add()
+        _assign(added, "role", message["role"], path=f"{path}.role")
+        _assign(added, "content", message["content"], path=f"{path}.content")
+    return prompt
+
+
+def _assign(message: Any, name: str, value: Any, *, path: str) -> None:
+    try:
+        if isinstance(value, Mapping):
+            getattr(message, name).update(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgument(f"{path} cannot be {value!r:.80}: {error}", field=path) from None
+
+
+def _read(cls: type[T], message: Any, **given: Any) -> T:
+    """`cls` from the fields of the same names; unset optional ones become None, repeated ones tuples."""
+    values = dict(given)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in given:
+            continue
+        descriptor = message.DESCRIPTOR.fields_by_name[field.name]
+        if descriptor.has_presence and not message.HasField(field.name):
+            values[field.name] = None
+        else:
+            value = getattr(message, field.name)
+            values[field.name] = tuple(value) if descriptor.is_repeated else value
+    return cls(**values)
+
+
+def _read_event(response: generation_pb2.GenerateResponse) -> Event:
+    match response.WhichOneof("event"):
+        case "started":
+            return _read(Started, response.started, acceptance=AcceptanceRule(response.started.acceptance))
+        case "chunk":
+            chunk = response.chunk
+            return _read(
+                Chunk,
+                chunk,
+                origins=tuple(Origin(origin) for origin in chunk.origins),
+                logprobs=_read_logprobs(chunk.logprobs) if chunk.HasField("logprobs") else None,
+                step=_read(results.Step, chunk.step) if chunk.HasField("step") else None,
+            )
+        case "complete":
+            complete = response.complete
+            matched = complete.WhichOneof("matched_stop")
+            return _read(
+                Complete,
+                complete,
+                finish_reason=common_pb2.FinishReason.Name(complete.finish_reason)
+                .removeprefix("FINISH_REASON_")
+                .lower(),
+                matched_stop=getattr(complete, matched) if matched else None,
+                usage=_read(results.Usage, complete.usage),
+                timings=_read(results.Timings, complete.timings),
+                speculation=_read(results.Speculation, complete.speculation),
+            )
+    raise OutriderError("the server sent an event that this client does not know: update outrider")
+
+
+def _read_logprobs(message: common_pb2.TokenLogprobs) -> Logprobs:
+    width = message.num_top
+    pairs = list(zip(message.top_ids, message.top_logprobs, strict=True))
+    rows = range(len(message.token_logprobs)) if width else ()
+    return Logprobs(tuple(message.token_logprobs), tuple(tuple(pairs[i * width : (i + 1) * width]) for i in rows))
+
+
+def _join(started: Started, chunks: list[Chunk], complete: Complete) -> Completion:
+    parts = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+    logprobs = Logprobs(
+        tuple(x for part in parts for x in part.token_logprobs), tuple(x for part in parts for x in part.top)
+    )
+    return Completion(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        origins=tuple(origin for chunk in chunks for origin in chunk.origins),
+        logprobs=logprobs if parts else None,
+        steps=tuple(chunk.step for chunk in chunks if chunk.step is not None),
+        finish_reason=complete.finish_reason,
+        matched_stop=complete.matched_stop,
+        usage=complete.usage,
+        timings=complete.timings,
+        speculation=complete.speculation,
+        started=started,
+    )

@@ -1,0 +1,213 @@
+"""What the client hands back: plain frozen dataclasses with the wire's names, so that no caller meets a protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider.sampling.params import AcceptanceRule, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Sent first. With `seed`, `acceptance` and `prompt_hash` a broken stream can be resumed."""
+
+    request_id: str
+    seed: int
+    acceptance: AcceptanceRule
+    prompt_hash: int
+    num_prompt_tokens: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of the target's raw distribution. `top[i]` holds (id, logprob) pairs of token i, likeliest first."""
+
+    token_logprobs: tuple[float, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round, as the coordinator measured it; times in ms. `round_ms` holds all the others."""
+
+    num_draft_tokens_wanted: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    drafter: str
+    draft_ms: float
+    verify_ms: float
+    network_ms: float
+    queue_ms: float
+    round_ms: float
+    reason: str
+
+    @property
+    def overhead_ms(self) -> float:
+        """The round less all work of the workers: coordinator, gRPC, conversion."""
+        return self.round_ms - self.draft_ms - self.verify_ms - self.queue_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens of one choice. `text` may be empty while a code point or a stop string is unfinished."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    origins: tuple[Origin, ...] = ()
+    logprobs: Logprobs | None = None
+    step: Step | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts, equal to the ids delivered."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Times of one choice in ms."""
+
+    queue_ms: float
+    prefill_ms: float
+    time_to_first_token_ms: float
+    draft_ms: float
+    verify_ms: float
+    network_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Counts of one choice, under vLLM's names. Histograms and per-position tuples are indexed by the number itself."""
+
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: tuple[int, ...]
+    gamma_histogram: tuple[int, ...]
+    num_draft_tokens_per_pos: tuple[int, ...]
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    num_dropped_proposals: int
+    num_draft_failures: int
+    drafters: tuple[str, ...]
+    num_proposal_bytes: int
+    num_plain_tokens: int
+    num_correction_tokens: int
+    num_bonus_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The end of one choice. `finish_reason` is `stop` or `length`; `matched_stop` an id, a string or None."""
+
+    index: int
+    finish_reason: str
+    matched_stop: int | str | None
+    usage: Usage
+    timings: Timings
+    speculation: Speculation
+
+
+Event = Started | Chunk | Complete
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    logprobs: Logprobs | None
+    steps: tuple[Step, ...]
+    finish_reason: str
+    matched_stop: int | str | None
+    usage: Usage
+    timings: Timings
+    speculation: Speculation
+    started: Started
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What absent sampling fields mean; None: the neutral value."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A served model."""
+
+    model: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: GenerationDefaults
+    draft_model: str
+    drafters: tuple[str, ...]
+    acceptance_rules: tuple[AcceptanceRule, ...]
+    max_speculative_tokens: int
+    has_chat_template: bool
+    dtype: str
+    default_max_tokens: int
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Cache and batch sizes of a worker, as it told last."""
+
+    num_blocks: int
+    block_size: int
+    num_free_blocks: int
+    num_sessions: int
+    num_waiting: int
+    max_batch_tokens: int
+    max_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker as the coordinator sees it; `role` is `draft` or `target`."""
+
+    role: str
+    address: str
+    model: str
+    healthy: bool
+    detail: str
+    num_sessions: int
+    network_ms: float
+    capacity: Capacity
+    drafters: tuple[str, ...]
+    numerics_fingerprint: str
+    weight_bytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The coordinator and its workers."""
+
+    models: tuple[str, ...]
+    workers: tuple[Worker, ...]
+    num_requests_running: int
+    num_requests_waiting: int
+    uptime_s: float
+    draining: bool
+    versions: Mapping[str, str] = field(default_factory=dict)
