@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -190,17 +191,37 @@ async def running_server(settings: ServerSettings, services: Sequence[ServiceDes
         await server.close()
 
 
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set `stop`; a second one is left to the default action, so that a stuck drain can be ended."""
+@contextlib.contextmanager
+def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `stop`; a second one is left to the default action, so that a stuck drain can be ended.
+
+    Off the main thread (a server inside an actor) signals are the host's business, and only `stop` counts.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     loop = asyncio.get_running_loop()
 
-    def on_signal() -> None:
-        stop.set()
+    def restore() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
+    def on_signal() -> None:
+        stop.set()
+        restore()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def configure_logging(level: str) -> None:
+    """Logs to stderr from `level` on, unless the process has its own logging."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("outrider").setLevel(level.upper())
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

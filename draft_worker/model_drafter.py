@@ -1,0 +1,111 @@
+"""The model drafter of one session: samples from the draft model with the stream's own parameters.
+
+Every draft is a function of the exact prefix (drafts before it included), the parameters and the seed, so that a
+session that fell behind, or a fresh one, proposes the same.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from outrider.drafting.proposal import Proposal, SparseQ
+from outrider.lm.interface import Forward, Program, SequenceHandle
+from outrider.sampling.distribution import coupled_token, greedy_token
+from outrider.sampling.noise import Role, extend_hash
+from outrider.sampling.params import AcceptanceRule
+from outrider.sampling.sparse_q import draw_draft, sparse_q
+from outrider.serving.session_log import SessionLog
+
+NAME = "model"
+
+
+class ModelDrafter:
+    """Keeps a cache of the draft model in step with the committed ids, lazily: it is mended when tokens are wanted.
+
+    sequence: None when the stream began beyond the draft model's context; proposals are then empty.
+    """
+
+    name = NAME
+
+    def __init__(self, log: SessionLog, sequence: SequenceHandle | None, max_q_entries: int) -> None:
+        self._log = log
+        self._sequence = sequence
+        self._max_q_entries = max_q_entries
+        self._num_in_step = 0
+        """Leading cached tokens that are known to be committed ones."""
+
+    def propose(self, num_draft_tokens: int) -> Program[Proposal]:
+        """Ends after a drafted stop token, and where the draft model's context ends."""
+        log, sequence = self._log, self._sequence
+        # The last draft is not computed itself, so one more fits than the cache has room for.
+        room = 0 if sequence is None else sequence.max_length - len(log.ids) + 1
+        num_draft_tokens = min(num_draft_tokens, room)
+        if sequence is None or num_draft_tokens < 1:
+            return Proposal(drafter=NAME)
+        rows = self._not_cached(sequence)
+        num_ingested_tokens = len(rows)
+        drafts: list[int] = []
+        q: list[SparseQ | None] = []
+        queue_us = compute_us = sampling_ns = 0
+        prefix_hash = log.prefix_hash
+        try:
+            while True:
+                result = yield Forward(sequence, rows, num_logits=1)
+                started_ns = time.perf_counter_ns()
+                token_id, token_q = self._draw(result.logits[-1], prefix_hash, position=len(log.ids) + len(drafts))
+                drafts.append(token_id)
+                q.append(token_q)
+                log.history.push(token_id)
+                prefix_hash = extend_hash(prefix_hash, token_id)
+                queue_us += result.queue_us
+                compute_us += result.compute_us
+                sampling_ns += time.perf_counter_ns() - started_ns
+                if len(drafts) == num_draft_tokens or token_id in log.stopping.stop_token_ids:
+                    break
+                rows = [token_id]
+        finally:
+            log.history.pop(len(drafts))
+        return Proposal(
+            token_ids=tuple(drafts),
+            q=tuple(q) if q[0] is not None else (),
+            drafter=NAME,
+            queue_us=queue_us,
+            compute_us=compute_us + sampling_ns // 1000,
+            num_ingested_tokens=num_ingested_tokens,
+        )
+
+    def ingest(self) -> Program[None]:
+        """Computes all committed ids but the last, whose logits the next proposal needs."""
+        sequence = self._sequence
+        if sequence is None:
+            return
+        rows = self._not_cached(sequence)[:-1][: sequence.max_length - len(sequence.token_ids)]
+        if rows:
+            yield Forward(sequence, rows, num_logits=0)
+            self._num_in_step = len(sequence.token_ids)
+
+    def _draw(self, logits: np.ndarray, prefix_hash: int, position: int) -> tuple[int, SparseQ | None]:
+        """One draft and its q; None where the rule is a match of ids, which needs none."""
+        log = self._log
+        if log.sampling.greedy:
+            return greedy_token(logits, log.sampling, log.stopping, log.history), None
+        if log.sampling.acceptance is AcceptanceRule.COUPLED:
+            return coupled_token(logits, log.sampling, log.stopping, log.history, log.noise, position), None
+        q = sparse_q(logits, log.sampling, log.stopping, log.history, self._max_q_entries)
+        return draw_draft(q, log.noise.integer16(prefix_hash, Role.DRAFT)), q
+
+    def _not_cached(self, sequence: SequenceHandle) -> list[int]:
+        """Forgets cached drafts that were not committed; gives the committed ids left to compute, at least the last."""
+        committed, cached = self._log.ids, sequence.token_ids
+        length = self._num_in_step
+        most = min(len(cached), len(committed) - 1)
+        while length < most and cached[length] == committed[length]:
+            length += 1
+        # A cache that already held the last committed token gives it up: only a pass over it yields its logits.
+        length = min(length, most)
+        sequence.truncate(length)
+        assert sequence.token_ids[self._num_in_step :] == committed[self._num_in_step : length], "cache left the prefix"
+        self._num_in_step = length
+        return committed[length:]

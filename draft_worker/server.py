@@ -1,0 +1,188 @@
+"""`DraftService`: sessions on the engine. One driver per stream; its end, for whatever cause, frees everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+from draft_worker.session import KNOWN_DRAFTERS, DraftSession
+from outrider.errors import InvalidArgument
+from outrider.lm.interface import LoadedModel
+from outrider.serving import convert
+from outrider.serving.messages import OutOfStep
+from outrider.serving.session_stream import SessionStream, serve_session
+from outrider.serving.worker import Worker, serve_worker
+from outrider.settings import DraftWorkerSettings
+from outrider.v1 import common_pb2, draft_pb2, worker_pb2
+
+SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
+LONG_PROMPT_TOKENS = 2048
+"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more."""
+
+Request = draft_pb2.DraftServiceSessionRequest
+Response = draft_pb2.DraftServiceSessionResponse
+
+
+async def serve(
+    settings: DraftWorkerSettings,
+    *,
+    loaded: LoadedModel | None = None,
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[int], None] | None = None,
+) -> None:
+    """Runs a draft worker until `stop` is set or the process is asked to end (see `serve_worker`)."""
+    check_settings(settings)
+    await serve_worker(
+        settings,
+        role=worker_pb2.WORKER_ROLE_DRAFT,
+        service=SERVICE,
+        make_servicer=DraftServicer,
+        drafters=settings.drafters,
+        loaded=loaded,
+        stop=stop,
+        on_ready=on_ready,
+    )
+
+
+def check_settings(settings: DraftWorkerSettings) -> None:
+    """Raises InvalidArgument, naming the setting, on drafters that do not exist or n-gram lengths that are no range."""
+    unknown = [name for name in settings.drafters if name not in KNOWN_DRAFTERS]
+    if unknown or not settings.drafters:
+        names = ", ".join(KNOWN_DRAFTERS)
+        raise InvalidArgument(f"drafters {', '.join(unknown) or '(none)'}: choose from {names}", field="drafters")
+    if settings.lookup_min_ngram > settings.lookup_max_ngram:
+        raise InvalidArgument(
+            f"lookup_min_ngram {settings.lookup_min_ngram} exceeds lookup_max_ngram {settings.lookup_max_ngram}",
+            field="lookup_min_ngram",
+        )
+
+
+class DraftServicer:
+    """`DraftService` of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def Session(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Response]:
+        settings = self._worker.settings
+        stream = SessionStream[Request, Response](
+            heartbeat=Response(heartbeat=common_pb2.Heartbeat()),
+            heartbeat_ms=settings.heartbeat_ms,
+            idle_lease_s=settings.session_idle_lease_s,
+        )
+        async for response in serve_session(stream, requests, _DraftStream(self._worker, stream).drive):
+            yield response
+
+
+class _DraftStream:
+    """One stream: takes messages in turn, runs their programs, sends what these answer."""
+
+    def __init__(self, worker: Worker, stream: SessionStream[Request, Response]) -> None:
+        self._worker = worker
+        self._engine = worker.engine
+        self._stream = stream
+        self._session: DraftSession | None = None
+        self._sequence: Any = None
+        self._prefill: asyncio.Task[None] | None = None
+
+    async def drive(self, _: SessionStream[Request, Response]) -> None:
+        with self._worker.session_open():
+            try:
+                while (request := await self._stream.receive()) is not None:
+                    await self._handle(request)
+            finally:
+                self._free()
+
+    async def _handle(self, request: Request) -> None:
+        try:
+            match request.WhichOneof("message"):
+                case "open":
+                    await self._open(request.open)
+                case "advance":
+                    await self._advance(request.advance)
+                case _:
+                    raise InvalidArgument("the message is none of open, advance, heartbeat", field="message")
+        except OutOfStep as error:
+            header = convert.header_to_pb(error.header)
+            self._stream.send(Response(out_of_step=common_pb2.OutOfStep(header=header)))
+
+    async def _open(self, message: draft_pb2.DraftOpen) -> None:
+        if self._session is None:
+            self._worker.server.refuse_if_draining()
+        elif message.epoch <= self._session.log.epoch:
+            self._worker.counters.num_stale_messages += 1
+            return
+        opening = convert.draft_open_from_pb(message)
+        settings = self._worker.settings
+        assert isinstance(settings, DraftWorkerSettings)
+        context_length = self._worker.loaded.description.context_length
+        make = partial(
+            DraftSession,
+            opening,
+            vocab_size=self._worker.loaded.description.vocab_size,
+            context_length=context_length,
+            drafters=settings.drafters,
+            max_draft_tokens=settings.max_draft_tokens,
+            min_ngram=settings.lookup_min_ngram,
+            max_ngram=settings.lookup_max_ngram,
+            counters=self._worker.counters,
+        )
+        self._free()
+        with self._stream.working():
+            is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS
+            session = await asyncio.to_thread(make) if is_long else make()
+            await self._reserve(session, "")
+            self._session = session
+        self._stream.send(Response(opened=draft_pb2.DraftOpened(context_length=context_length)))
+        self._prefill = asyncio.create_task(self._run_prefill(session))
+
+    async def _advance(self, message: draft_pb2.DraftAdvance) -> None:
+        if self._session is None:
+            raise InvalidArgument("the session is not open: send `open` first", field="message")
+        convert.refuse_unimplemented(message.features, "advance.features", "features of the target")
+        convert.refuse_unimplemented(
+            message.HasField("price_tokens_per_ms"), "advance.price_tokens_per_ms", "the worker's own early stop"
+        )
+        session = self._session
+        with self._stream.working():
+            if self._prefill is not None:
+                await self._prefill
+                self._prefill = None
+            await self._reserve(session, message.drafter)
+            program = session.advance(
+                convert.header_from_pb(message.header),
+                list(message.committed_ids),
+                message.num_draft_tokens,
+                message.drafter,
+            )
+            proposal = await self._engine.run(program)
+        if proposal is not None:
+            answer = draft_pb2.DraftProposal(header=message.header, proposal=convert.proposal_to_pb(proposal))
+            self._stream.send(Response(proposal=answer))
+
+    async def _run_prefill(self, session: DraftSession) -> None:
+        with self._stream.working():
+            await self._engine.run(session.prefill())
+
+    async def _reserve(self, session: DraftSession, drafter: str) -> None:
+        """A session that only ever looks up holds no cache blocks."""
+        if session.needs_sequence(drafter):
+            self._sequence = session.sequence = await self._engine.open_sequence(session.reserved_length)
+
+    def _free(self) -> None:
+        self._session = None
+        if self._prefill is not None:
+            self._prefill.cancel()
+            self._prefill.add_done_callback(_ignore)
+            self._prefill = None
+        if self._sequence is not None:
+            self._engine.close_sequence(self._sequence)
+            self._sequence = None
+
+
+def _ignore(prefill: asyncio.Task[None]) -> None:
+    """Nobody will ask for a prefill's failure once its session is gone; asyncio would log it as forgotten."""
+    if not prefill.cancelled():
+        prefill.exception()

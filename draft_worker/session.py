@@ -1,0 +1,114 @@
+"""One stream on the draft worker: what is committed, and the programs that propose what may come next. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draft_worker.lookup_drafter import NAME as LOOKUP
+from draft_worker.lookup_drafter import LookupDrafter
+from draft_worker.model_drafter import NAME as MODEL
+from draft_worker.model_drafter import ModelDrafter
+from outrider.drafting.drafter import Drafter
+from outrider.drafting.proposal import Proposal
+from outrider.errors import InvalidArgument
+from outrider.lm.interface import Program, SequenceHandle
+from outrider.serving.checks import check_draft_opening
+from outrider.serving.messages import DraftOpening, Header, OutOfStep
+from outrider.serving.session_log import SessionCounters, SessionLog
+
+KNOWN_DRAFTERS = (MODEL, LOOKUP)
+
+
+class DraftSession:
+    """One epoch of one stream. Its programs run one at a time.
+
+    drafters: names offered, the default first. Raises InvalidArgument on an opening that cannot be served.
+    """
+
+    def __init__(
+        self,
+        opening: DraftOpening,
+        *,
+        vocab_size: int,
+        context_length: int,
+        drafters: Sequence[str] = KNOWN_DRAFTERS,
+        max_draft_tokens: int = 16,
+        min_ngram: int = 2,
+        max_ngram: int = 4,
+        counters: SessionCounters | None = None,
+    ) -> None:
+        check_draft_opening(opening, vocab_size=vocab_size)
+        self.log = SessionLog(opening, vocab_size=vocab_size)
+        self.counters = counters or SessionCounters()
+        self.sequence: SequenceHandle | None = None
+        self._offered = tuple(drafters)
+        self._default = self._checked("open.drafter", opening.drafter or self._offered[0])
+        self._max_draft_tokens = max_draft_tokens
+        self._max_q_entries = opening.max_q_entries
+        self._context_length = context_length
+        self._ngrams = (min_ngram, max_ngram)
+        self._drafters: dict[str, Drafter] = {}
+
+    @property
+    def reserved_length(self) -> int:
+        """Cached tokens at most. 0: the stream began beyond the draft model's context, and gets no cache."""
+        if len(self.log.ids) > self._context_length:
+            return 0
+        return min(self.log.max_length - 1, self._context_length)
+
+    def needs_sequence(self, drafter: str = "") -> bool:
+        """Whether `sequence` must be set before this drafter (empty: the session's) can propose."""
+        return self.sequence is None and (drafter or self._default) == MODEL and self.reserved_length > 0
+
+    def prefill(self) -> Program[None]:
+        """Computes the prompt, or whatever else the session's own drafter prepares."""
+        yield from self._drafter("").ingest()
+
+    def advance(
+        self, header: Header, committed_ids: Sequence[int], num_draft_tokens: int, drafter: str = ""
+    ) -> Program[Proposal | None]:
+        """Commits `committed_ids` and proposes what may follow. None: nothing was wanted, or the message is stale.
+
+        Raises OutOfStep, with nothing changed; InvalidArgument on an unknown drafter or too many drafts.
+        """
+        if header.epoch < self.log.epoch:
+            self.counters.num_stale_messages += 1
+            return None
+        if num_draft_tokens > self._max_draft_tokens:
+            raise InvalidArgument(
+                f"advance.num_draft_tokens is {num_draft_tokens}, this worker allows {self._max_draft_tokens}",
+                field="advance.num_draft_tokens",
+            )
+        chosen = self._drafter(drafter)
+        try:
+            self.log.catch_up(header, committed_ids)
+        except OutOfStep:
+            self.counters.num_out_of_step += 1
+            raise
+        if num_draft_tokens == 0:
+            yield from chosen.ingest()
+            return None
+        self.counters.num_proposals += 1
+        # The stream's last token needs no draft: the target yields one more than it accepts.
+        num_useful = self.log.max_length - len(self.log.ids) - 1
+        if num_useful < 1:
+            return Proposal(drafter=chosen.name)
+        return (yield from chosen.propose(min(num_draft_tokens, num_useful)))
+
+    def _drafter(self, name: str) -> Drafter:
+        name = self._checked("advance.drafter", name or self._default)
+        if name not in self._drafters:
+            self._drafters[name] = self._make(name)
+        return self._drafters[name]
+
+    def _make(self, name: str) -> Drafter:
+        if name == LOOKUP:
+            return LookupDrafter(self.log, *self._ngrams)
+        return ModelDrafter(self.log, self.sequence, self._max_q_entries)
+
+    def _checked(self, field: str, name: str) -> str:
+        if name not in self._offered:
+            raise InvalidArgument(
+                f"{field} {name!r} is not offered here; choose one of {', '.join(self._offered)}", field=field
+            )
+        return name

@@ -1,0 +1,99 @@
+"""A worker's leases with its coordinators: take one, renew it at a third of its time, take it again when it is lost.
+
+An unreachable coordinator is tried again for as long as the worker lives; it costs the worker nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from outrider.errors import InvalidArgument
+from outrider.serving.channel import open_channel
+from outrider.settings import WorkerSettings
+from outrider.v1 import worker_pb2, worker_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+MIN_RETRY_S = 0.2
+MAX_RETRY_S = 2.0
+CALL_TIMEOUT_S = 5.0
+WILDCARD_HOSTS = ("0.0.0.0", "::", "[::]", "")
+
+
+def advertised_address(settings: WorkerSettings, port: int) -> str:
+    """host:port that coordinators should use. Raises InvalidArgument when it cannot be told from the settings."""
+    if settings.advertise_address:
+        return settings.advertise_address
+    if settings.coordinators and settings.host in WILDCARD_HOSTS:
+        raise InvalidArgument(
+            f"host {settings.host!r} is no address that a coordinator can reach: set advertise_address to host:port",
+            field="advertise_address",
+        )
+    return f"{settings.host}:{port}"
+
+
+class FleetMember:
+    """Keeps one lease per coordinator from `start` to `leave`."""
+
+    def __init__(
+        self,
+        coordinators: Sequence[str],
+        registration: worker_pb2.RegisterWorkerRequest,
+        capacity: Callable[[], worker_pb2.WorkerCapacity],
+    ) -> None:
+        self._registration = registration
+        self._capacity = capacity
+        self._coordinators = coordinators
+        self._lease_ids: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begins to register, in the background."""
+        self._tasks = [asyncio.create_task(self._keep_lease(address)) for address in self._coordinators]
+
+    async def leave(self) -> None:
+        """Gives the leases back: no new streams will come. Idempotent; never raises."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        leases, self._lease_ids = self._lease_ids, {}
+        await asyncio.gather(*(self._drain(address, lease_id) for address, lease_id in leases.items()))
+
+    async def _keep_lease(self, address: str) -> None:
+        retry_s = MIN_RETRY_S
+        async with open_channel(address) as channel:
+            stub = worker_pb2_grpc.FleetServiceStub(channel)
+            while True:
+                try:
+                    self._registration.capacity.CopyFrom(self._capacity())
+                    lease = await stub.RegisterWorker(self._registration, timeout=CALL_TIMEOUT_S)  # type: ignore[misc]
+                    log.info("registered with coordinator %s", address)
+                    self._lease_ids[address] = lease.lease_id
+                    retry_s = MIN_RETRY_S
+                    await self._renew(stub, lease)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.NOT_FOUND:
+                        continue
+                    log.info("coordinator %s: %s %s", address, error.code().name, error.details())
+                await asyncio.sleep(retry_s)
+                retry_s = min(MAX_RETRY_S, 2 * retry_s)
+
+    async def _renew(self, stub: worker_pb2_grpc.FleetServiceStub, lease: worker_pb2.RegisterWorkerResponse) -> None:
+        """Returns never; raises the error of a renewal that failed."""
+        lease_ms = lease.lease_ms
+        while True:
+            await asyncio.sleep(lease_ms / 3000)
+            request = worker_pb2.RenewWorkerRequest(lease_id=lease.lease_id, capacity=self._capacity())
+            renewed = await stub.RenewWorker(request, timeout=CALL_TIMEOUT_S)  # type: ignore[misc]
+            lease_ms = renewed.lease_ms
+
+    async def _drain(self, address: str, lease_id: str) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async with open_channel(address) as channel:
+                stub = worker_pb2_grpc.FleetServiceStub(channel)
+                await stub.DrainWorker(worker_pb2.DrainWorkerRequest(lease_id=lease_id), timeout=1.0)  # type: ignore[misc]

@@ -1,0 +1,79 @@
+"""A session's truth on a worker: prompt, committed ids, parameters, noise; and whether a message fits it.
+
+The coordinator owns the log; this is the worker's copy. Nothing here waits or computes logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.errors import InvalidArgument
+from outrider.sampling.history import History
+from outrider.sampling.noise import Noise, extend_hash, hash_ids
+from outrider.serving.checks import check_ids
+from outrider.serving.messages import Header, Opening, OutOfStep
+
+
+@dataclass(slots=True)
+class SessionCounters:
+    """What a worker's sessions counted since it started."""
+
+    num_stale_messages: int = 0
+    num_out_of_step: int = 0
+    num_repeated_verifies: int = 0
+    num_faulty_proposals: int = 0
+    num_verifies: int = 0
+    num_proposals: int = 0
+
+
+class SessionLog:
+    """Committed ids (prompt first) of one epoch, with what follows from them: rolling hash and penalty history.
+
+    max_length: committed tokens at most, prompt included; the stream ends there.
+    """
+
+    def __init__(self, opening: Opening, *, vocab_size: int, context_length: int | None = None) -> None:
+        self.epoch = opening.epoch
+        self.sampling = opening.sampling
+        self.stopping = opening.stopping
+        self.noise = Noise(opening.sampling.seed, opening.sampling.choice)
+        self.vocab_size = vocab_size
+        self.ids: list[int] = [*opening.prompt_ids, *opening.committed_ids]
+        self.prefix_hash = hash_ids(self.ids)
+        self.history = History(opening.prompt_ids, opening.committed_ids)
+        self.max_length = len(opening.prompt_ids) + opening.stopping.max_tokens
+        if context_length is not None:
+            self.max_length = min(self.max_length, context_length)
+
+    @property
+    def header(self) -> Header:
+        """The state as messages name it."""
+        return Header(self.epoch, len(self.ids), self.prefix_hash)
+
+    def append(self, token_id: int) -> None:
+        """Commits one token."""
+        self.ids.append(token_id)
+        self.prefix_hash = extend_hash(self.prefix_hash, token_id)
+        self.history.push(token_id)
+
+    def catch_up(self, header: Header, committed_ids: Sequence[int]) -> None:
+        """Commits what `header` has beyond this log, from the end of `committed_ids`.
+
+        Raises OutOfStep, with nothing changed, when these ids do not fill the gap or do not lead to the header's hash;
+        InvalidArgument on ids that no vocabulary of ours has, or past the stream's last token.
+        """
+        num_missing = header.base_length - len(self.ids)
+        if header.epoch != self.epoch or not 0 <= num_missing <= len(committed_ids):
+            raise OutOfStep(self.header)
+        missing = committed_ids[len(committed_ids) - num_missing :]
+        if hash_ids(missing, self.prefix_hash) != header.prefix_hash:
+            raise OutOfStep(self.header)
+        check_ids("committed_ids", missing, self.vocab_size)
+        if header.base_length > self.max_length:
+            raise InvalidArgument(
+                f"header.base_length is {header.base_length}, the stream ends at {self.max_length} tokens",
+                field="header.base_length",
+            )
+        for token_id in missing:
+            self.append(token_id)

@@ -1,0 +1,154 @@
+"""The life of a worker process, draft or target: listen, load, serve, drain. And what it tells about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import platform
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from outrider.lm.build import build_engine
+from outrider.lm.engine import Engine
+from outrider.lm.interface import LoadedModel
+from outrider.serving.convert import description_to_pb
+from outrider.serving.fleet import FleetMember, advertised_address
+from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
+from outrider.serving.session_log import SessionCounters
+from outrider.settings import WorkerSettings
+from outrider.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+
+
+@dataclass(slots=True)
+class Worker:
+    """What the sessions of a worker share."""
+
+    settings: WorkerSettings
+    loaded: LoadedModel
+    engine: Engine
+    server: Server
+    counters: SessionCounters
+    num_sessions: int = 0
+
+    @contextlib.contextmanager
+    def session_open(self) -> Iterator[None]:
+        """Counts a session."""
+        self.num_sessions += 1
+        try:
+            yield
+        finally:
+            self.num_sessions -= 1
+
+    def capacity(self) -> worker_pb2.WorkerCapacity:
+        """As of now."""
+        stats = self.engine.stats()
+        return worker_pb2.WorkerCapacity(
+            num_blocks=stats.num_blocks,
+            block_size=self.settings.block_size,
+            num_free_blocks=stats.num_free_blocks,
+            num_sessions=self.num_sessions,
+            num_waiting=stats.num_waiting,
+            max_batch_tokens=self.settings.max_batch_tokens,
+            max_draft_tokens=self.settings.max_draft_tokens,
+        )
+
+
+class WorkerServicer:
+    """`WorkerService` of one worker."""
+
+    def __init__(self, worker: Worker, description: worker_pb2.DescribeWorkerResponse) -> None:
+        self._worker = worker
+        self._description = description
+
+    async def DescribeWorker(
+        self, request: worker_pb2.DescribeWorkerRequest, context: Any
+    ) -> worker_pb2.DescribeWorkerResponse:
+        answer = worker_pb2.DescribeWorkerResponse()
+        answer.CopyFrom(self._description)
+        answer.capacity.CopyFrom(self._worker.capacity())
+        if request.without_tokenizer:
+            answer.ClearField("tokenizer_json")
+            answer.ClearField("chat_template")
+        return answer
+
+
+async def serve_worker(
+    settings: WorkerSettings,
+    *,
+    role: worker_pb2.WorkerRole,
+    service: ServiceDescriptor,
+    make_servicer: Callable[[Worker], Any],
+    drafters: tuple[str, ...] = (),
+    loaded: LoadedModel | None = None,
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[int], None] | None = None,
+) -> None:
+    """Serves until `stop` is set or SIGTERM or SIGINT comes, then drains and returns.
+
+    loaded: a model already in memory instead of `settings.model`. on_ready gets the port once the worker serves.
+    """
+    configure_logging(settings.log_level)
+    stop = stop or asyncio.Event()
+    with stop_on_signals(stop):
+        async with running_server(settings, [service, WORKER_SERVICE]) as server:
+            address = advertised_address(settings, server.port)
+            if loaded is None:
+                from outrider.lm.loading import load_model  # imports torch for all but toy models
+
+                loaded = await asyncio.to_thread(load_model, settings)
+            engine = build_engine(loaded, settings)
+            engine.start()
+            try:
+                worker = Worker(settings, loaded, engine, server, SessionCounters())
+                description = _describe(worker, role, drafters)
+                fleet = _fleet_member(worker, address, description)
+                servicers = {
+                    service.full_name: make_servicer(worker),
+                    WORKER_SERVICE.full_name: WorkerServicer(worker, description),
+                }
+                await server.open(servicers)
+                fleet.start()
+                if on_ready is not None:
+                    on_ready(server.port)
+                await stop.wait()
+                await fleet.leave()
+                await server.drain()
+            finally:
+                # After the drain: running streams needed it to the end.
+                await server.close()
+                await asyncio.to_thread(engine.stop)
+
+
+def _describe(
+    worker: Worker, role: worker_pb2.WorkerRole, drafters: tuple[str, ...]
+) -> worker_pb2.DescribeWorkerResponse:
+    description = description_to_pb(worker.loaded.description)
+    description.role = role
+    description.drafters.extend(drafters)
+    description.incarnation = uuid.uuid4().hex
+    if worker.settings.model_name:
+        description.model = worker.settings.model_name
+    description.versions["outrider"] = version("outrider")
+    description.versions["python"] = platform.python_version()
+    return description
+
+
+def _fleet_member(worker: Worker, address: str, description: worker_pb2.DescribeWorkerResponse) -> FleetMember:
+    registration = worker_pb2.RegisterWorkerRequest(
+        role=description.role,
+        address=address,
+        model_fingerprint=description.model_fingerprint,
+        tokenizer_fingerprint=description.tokenizer_fingerprint,
+        incarnation=description.incarnation,
+    )
+    return FleetMember(worker.settings.coordinators, registration, worker.capacity)

@@ -1,0 +1,190 @@
+"""`TargetService`: sessions on the engine. One driver per stream; its end, for whatever cause, frees everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+from outrider.drafting.proposal import EMPTY, ProposalFault
+from outrider.errors import InvalidArgument, Unimplemented
+from outrider.lm.interface import LoadedModel, Program, T
+from outrider.serving import convert
+from outrider.serving.messages import Header, OutOfStep, Verdict
+from outrider.serving.session_stream import SessionStream, serve_session
+from outrider.serving.worker import Worker, serve_worker
+from outrider.settings import TargetWorkerSettings
+from outrider.v1 import common_pb2, target_pb2, worker_pb2
+from target_worker.session import TargetSession
+
+SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"]
+DECODE_BACKLOG = 256
+"""Verdicts that may wait for a slow reader before a decode ends early."""
+LONG_PROMPT_TOKENS = 2048
+"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more."""
+
+Request = target_pb2.TargetServiceSessionRequest
+Response = target_pb2.TargetServiceSessionResponse
+
+
+async def serve(
+    settings: TargetWorkerSettings,
+    *,
+    loaded: LoadedModel | None = None,
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[int], None] | None = None,
+) -> None:
+    """Runs a target worker until `stop` is set or the process is asked to end (see `serve_worker`)."""
+    await serve_worker(
+        settings,
+        role=worker_pb2.WORKER_ROLE_TARGET,
+        service=SERVICE,
+        make_servicer=TargetServicer,
+        loaded=loaded,
+        stop=stop,
+        on_ready=on_ready,
+    )
+
+
+class TargetServicer:
+    """`TargetService` of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def Session(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Response]:
+        settings = self._worker.settings
+        stream = SessionStream[Request, Response](
+            heartbeat=Response(heartbeat=common_pb2.Heartbeat()),
+            heartbeat_ms=settings.heartbeat_ms,
+            idle_lease_s=settings.session_idle_lease_s,
+        )
+        async for response in serve_session(stream, requests, _TargetStream(self._worker, stream).drive):
+            yield response
+
+
+class _TargetStream:
+    """One stream: takes messages in turn, runs their programs, sends what these answer."""
+
+    def __init__(self, worker: Worker, stream: SessionStream[Request, Response]) -> None:
+        self._worker = worker
+        self._engine = worker.engine
+        self._stream = stream
+        self._session: TargetSession | None = None
+        self._sequence: Any = None
+
+    async def drive(self, _: SessionStream[Request, Response]) -> None:
+        with self._worker.session_open():
+            try:
+                while (request := await self._stream.receive()) is not None:
+                    await self._handle(request)
+            finally:
+                self._free()
+
+    async def _handle(self, request: Request) -> None:
+        try:
+            match request.WhichOneof("message"):
+                case "open":
+                    await self._open(request.open)
+                case "verify":
+                    await self._verify(request.verify)
+                case "decode":
+                    await self._decode(request.decode)
+                case "stop":
+                    pass  # whatever it was to end has ended already
+                case _:
+                    raise InvalidArgument(
+                        "the message is none of open, verify, decode, stop, heartbeat", field="message"
+                    )
+        except OutOfStep as error:
+            header = convert.header_to_pb(error.header)
+            self._stream.send(Response(out_of_step=common_pb2.OutOfStep(header=header)))
+
+    async def _open(self, message: target_pb2.TargetOpen) -> None:
+        if self._session is None:
+            self._worker.server.refuse_if_draining()
+        elif message.epoch <= self._session.log.epoch:
+            self._worker.counters.num_stale_messages += 1
+            return
+        opening = convert.target_open_from_pb(message)
+        description = self._worker.loaded.description
+        make = partial(
+            TargetSession,
+            opening,
+            vocab_size=description.vocab_size,
+            context_length=description.context_length,
+            max_draft_tokens=self._worker.settings.max_draft_tokens,
+            counters=self._worker.counters,
+        )
+        self._free()
+        with self._stream.working():
+            is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS
+            session = await asyncio.to_thread(make) if is_long else make()
+            session.sequence = self._sequence = await self._engine.open_sequence(session.reserved_length)
+            self._session = session
+            self._send_verdict(await self._engine.run(session.open()))
+
+    async def _verify(self, message: target_pb2.TargetVerify) -> None:
+        session = self._opened()
+        if message.HasField("expected_token_id"):
+            raise Unimplemented(
+                "verify.expected_token_id: pipelined verification is not supported yet; leave the field unset",
+                field="verify.expected_token_id",
+            )
+        proposal, fault = EMPTY, ""
+        try:
+            proposal = convert.proposal_from_pb(message.proposal)
+        except ProposalFault as reason:
+            fault = str(reason)
+        header, committed_ids = _prefix(message)
+        verdict = await self._run(session.verify(header, committed_ids, proposal, fault))
+        if verdict is not None:
+            self._send_verdict(verdict)
+
+    async def _decode(self, message: target_pb2.TargetDecode) -> None:
+        """Runs a decode until its credit is used or another message comes, which is left for `drive`."""
+        session = self._opened()
+        convert.refuse_unimplemented(message.num_draft_tokens, "decode.num_draft_tokens", "an in-target drafter")
+        emit = partial(_post, asyncio.get_running_loop(), partial(self._send_decoded, session))
+        header, committed_ids = _prefix(message)
+        decoding = asyncio.ensure_future(self._run(session.decode(header, committed_ids, message.credit_tokens, emit)))
+        arrival = asyncio.ensure_future(self._stream.wait())
+        try:
+            await asyncio.wait({decoding, arrival}, return_when=asyncio.FIRST_COMPLETED)
+            session.stop_decoding()
+            await decoding
+        finally:
+            for task in (decoding, arrival):
+                task.cancel()
+
+    async def _run(self, program: Program[T]) -> T:
+        with self._stream.working():
+            return await self._engine.run(program)
+
+    def _send_decoded(self, session: TargetSession, verdict: Verdict) -> None:
+        self._send_verdict(verdict)
+        if self._stream.num_queued > DECODE_BACKLOG:
+            session.stop_decoding()
+
+    def _send_verdict(self, verdict: Verdict) -> None:
+        self._stream.send(Response(verdict=convert.verdict_to_pb(verdict)))
+
+    def _opened(self) -> TargetSession:
+        if self._session is None:
+            raise InvalidArgument("the session is not open: send `open` first", field="message")
+        return self._session
+
+    def _free(self) -> None:
+        self._session = None
+        if self._sequence is not None:
+            self._engine.close_sequence(self._sequence)
+            self._sequence = None
+
+
+def _prefix(message: target_pb2.TargetVerify | target_pb2.TargetDecode) -> tuple[Header, list[int]]:
+    return convert.header_from_pb(message.header), list(message.committed_ids)
+
+
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[Verdict], None], verdict: Verdict) -> None:
+    loop.call_soon_threadsafe(callback, verdict)
