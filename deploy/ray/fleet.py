@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, Self
 
 import ray
@@ -14,6 +17,7 @@ from deploy.ray.config import Fleet, Pool
 from deploy.ray.placement import explain
 
 POLL_S = 0.2
+FREE_PORTS = (20_000, 32_768)
 
 
 class PlacementError(Exception):
@@ -36,11 +40,12 @@ class RayFleet:
     @classmethod
     def place(cls, fleet: Fleet, *, detached: bool = False) -> Self:
         """Asks for all actors; an actor that is there already, by its name, is kept as it is."""
-        actors = {}
+        actors, ports = {}, set[int]()
         for pool in fleet.pools:
             for index in range(pool.replicas):
                 name = f"{pool.name}-{index}"
-                port = pool.first_port + index if pool.first_port else free_port()
+                port = pool.first_port + index if pool.first_port else free_port(ports)
+                ports.add(port)
                 options = _actor_options(pool) | ({"lifetime": "detached"} if detached else {})
                 actor = ray.remote(WorkerActor).options(
                     name=name, namespace=fleet.namespace, get_if_exists=True, **options
@@ -121,11 +126,14 @@ class RayFleet:
             raise PlacementError(f"no place after {timeout_s:g} s for " + "; ".join(reasons))
 
 
-def free_port() -> int:
-    """A port that is free on this machine now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def free_port(taken: Collection[int] = ()) -> int:
+    """A port that is free on this machine now, below those that outgoing connections and Ray's workers use."""
+    while True:
+        port = random.randrange(*FREE_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            if port not in taken:
+                return port
 
 
 def _actor_options(pool: Pool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -16,16 +17,19 @@ from outrider.results import ServerInfo, Worker
 
 
 @contextmanager
-def local_ray(labels: Mapping[str, str], *, num_cpus: int, num_gpus: int = 0) -> Iterator[None]:
+def local_ray(
+    labels: Mapping[str, str], *, num_cpus: int, num_gpus: int = 0, resources: Mapping[str, float] | None = None
+) -> Iterator[None]:
     """A Ray of its own, ended with the block. Its resources are logical: the GPUs need not exist."""
     ray.init(
         num_cpus=num_cpus,
         num_gpus=num_gpus,
         labels=dict(labels),
+        resources=dict(resources or {}),
         object_store_memory=100 * 2**20,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="warning",
+        logging_level=logging.WARNING,
     )
     try:
         yield

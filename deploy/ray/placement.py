@@ -15,10 +15,10 @@ def demands(pool: Pool) -> dict[str, float]:
 
 
 def label_matches(expression: str, value: str | None) -> bool:
-    """Ray's selector syntax: `v`, `!v`, `in(a,b)`, `!in(a,b)`. An absent label matches the negated forms only."""
+    """Ray's selector syntax, without spaces: `v`, `!v`, `in(a,b)`, `!in(a,b)`. An absent label matches negations."""
     negated, body = expression.startswith("!"), expression.removeprefix("!")
     options = body[3:-1].split(",") if body.startswith("in(") and body.endswith(")") else [body]
-    return (value in [option.strip() for option in options]) != negated
+    return (value in options) != negated
 
 
 def explain(pool: Pool, nodes: Sequence[Mapping[str, Any]], available: Mapping[str, float]) -> str:

@@ -30,7 +30,7 @@ DRAFTS = Pool(
     replicas=2,
     num_cpus=0.25,
     num_gpus=0.5,
-    label_selector={POOL: "in(draft, any)"},
+    label_selector={POOL: "in(draft,any)"},
     settings={"model": TOY, "device": "cpu"},
 )
 TARGETS = Pool(name="target", role="target", num_cpus=0.25, resources={"large": 1}, settings={"model": TOY})
@@ -47,7 +47,7 @@ class Running:
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        with local_ray({POOL: "any"}, num_cpus=2, num_gpus=1):
+        with local_ray({POOL: "any"}, num_cpus=2, num_gpus=1, resources={"large": 1}):
             yield
 
 
