@@ -165,7 +165,7 @@ class Client:
                 case Chunk():
                     chunks.append(event)
                 case Complete() if started is not None:
-                    return _join(started, chunks, event)
+                    return Completion.join(started, chunks, event)
         raise OutriderError(f"{self.address} ended the stream without `started` and `complete`")
 
     async def model_info(self, model: str = "") -> ModelInfo:
@@ -333,23 +333,3 @@ def _read_logprobs(message: common_pb2.TokenLogprobs) -> Logprobs:
     pairs = list(zip(message.top_ids, message.top_logprobs, strict=True))
     rows = range(len(message.token_logprobs)) if width else ()
     return Logprobs(tuple(message.token_logprobs), tuple(tuple(pairs[i * width : (i + 1) * width]) for i in rows))
-
-
-def _join(started: Started, chunks: list[Chunk], complete: Complete) -> Completion:
-    parts = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
-    logprobs = Logprobs(
-        tuple(x for part in parts for x in part.token_logprobs), tuple(x for part in parts for x in part.top)
-    )
-    return Completion(
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        origins=tuple(origin for chunk in chunks for origin in chunk.origins),
-        logprobs=logprobs if parts else None,
-        steps=tuple(chunk.step for chunk in chunks if chunk.step is not None),
-        finish_reason=complete.finish_reason,
-        matched_stop=complete.matched_stop,
-        usage=complete.usage,
-        timings=complete.timings,
-        speculation=complete.speculation,
-        started=started,
-    )

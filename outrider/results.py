@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.sampling.params import AcceptanceRule, Origin
@@ -122,19 +122,38 @@ Event = Started | Chunk | Complete
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer. `chunks` are what it arrived in, one a round."""
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     logprobs: Logprobs | None
-    steps: tuple[Step, ...]
+    chunks: tuple[Chunk, ...]
     finish_reason: str
     matched_stop: int | str | None
     usage: Usage
     timings: Timings
     speculation: Speculation
     started: Started
+
+    @classmethod
+    def join(cls, started: Started, chunks: Sequence[Chunk], complete: Complete) -> Completion:
+        """One choice's events put together."""
+        parts = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+        token_logprobs = tuple(value for part in parts for value in part.token_logprobs)
+        return cls(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+            origins=tuple(origin for chunk in chunks for origin in chunk.origins),
+            logprobs=Logprobs(token_logprobs, tuple(row for part in parts for row in part.top)) if parts else None,
+            chunks=tuple(chunks),
+            finish_reason=complete.finish_reason,
+            matched_stop=complete.matched_stop,
+            usage=complete.usage,
+            timings=complete.timings,
+            speculation=complete.speculation,
+            started=started,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,5 @@
+"""`python -m outrider.cli` is `outrider`."""
+
+from outrider.cli.main import main
+
+main()

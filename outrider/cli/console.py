@@ -1,0 +1,107 @@
+"""What every command prints with: answers on stdout, progress and errors on stderr, JSON as one last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from outrider.errors import InvalidArgument, OutriderError
+from outrider.settings import PREFIX
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INCONCLUSIVE = 3
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One line, unstyled, for machines."""
+    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def fail(message: str, code: int = EXIT_FAILURE) -> NoReturn:
+    """One line on stderr, then the end."""
+    err.print(f"[bold red]error:[/] {_escape(message)}")
+    raise SystemExit(code)
+
+
+def debugging() -> bool:
+    """Whether tracebacks are wanted."""
+    return os.environ.get(PREFIX + "LOG_LEVEL", "").lower() == "debug" or "--log-level=debug" in sys.argv
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """Turns failures into one line that names the fix; with log level debug the traceback comes first."""
+    try:
+        yield
+    except (OutriderError, ValidationError, ModuleNotFoundError, OSError) as error:
+        if debugging():
+            err.print_exception()
+        fail(*describe_failure(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def describe_failure(error: BaseException) -> tuple[str, int]:
+    """Message and exit code."""
+    match error:
+        case ValidationError():
+            return "; ".join(_describe_field(fault) for fault in error.errors()), EXIT_USAGE
+        case InvalidArgument():
+            where = f" [{error.field}]" if error.field and error.field not in error.message else ""
+            return error.message + where, EXIT_USAGE
+        case OutriderError():
+            wait = f" (try again in {error.retry_delay_s:g} s)" if error.retry_delay_s else ""
+            return error.message + wait, EXIT_FAILURE
+        case ModuleNotFoundError() if error.name in ("torch", "transformers", "safetensors", "gguf"):
+            return f"{error.name} is not installed: pip install 'outrider[worker]'", EXIT_FAILURE
+    return f"{type(error).__name__}: {error}", EXIT_FAILURE
+
+
+def _describe_field(fault: Any) -> str:
+    name = str(fault["loc"][0]) if fault["loc"] else "settings"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"--{name.replace('_', '-')} ({PREFIX}{name.upper()}) is {fault['input']!r}: {message}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+@contextmanager
+def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
+    """A bar on stderr. The yielded function takes what is being done now and how far it is in 0 to 1 (None: unknown).
+
+    Without a terminal it prints a line whenever the text changes.
+    """
+    if not err.is_terminal:
+        last = [""]
+
+        def report_line(text: str, fraction: float | None) -> None:
+            if text != last[0]:
+                last[0] = text
+                err.print(f"{description}: {text}", markup=False)
+
+        yield report_line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[doing]}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(description, total=None, doing="")
+
+        def report_bar(text: str, fraction: float | None) -> None:
+            total = None if fraction is None else 1.0
+            bar.update(task, total=total, completed=fraction or 0.0, doing=text)
+
+        yield report_bar

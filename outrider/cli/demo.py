@@ -1,0 +1,131 @@
+"""`outrider demo`: one chat completion through all three services, then what speculation did to it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from outrider.cli.bundles import prepare
+from outrider.cli.console import err, out, reporting_errors
+from outrider.cli.flags import refuse_unknown_variables
+from outrider.cli.measure import Acceptance, steps_of
+from outrider.cli.options import Draft, Target, no_draft
+from outrider.cli.prompts import for_model, read_prompts
+from outrider.cli.stack import DEFAULT_MODEL, local_stack
+from outrider.client import Client, GenerateOptions, Prompt
+from outrider.errors import OutriderError
+from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
+from outrider.sampling.params import Origin
+
+_COLOURS = {Origin.ACCEPTED: "green", Origin.CORRECTION: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: "white"}
+_QUESTION = "Explain in a few sentences why the sky is blue."
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("demo", rich_help_panel="Prove and measure")(_command)
+
+
+def _command(
+    target: Target = DEFAULT_MODEL,
+    draft: Draft = DEFAULT_MODEL,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Length of each answer.")] = 64,
+) -> None:
+    """Stream one chat completion, then compare it with plain decoding. Exit code 1 if a text differs."""
+    with reporting_errors():
+        refuse_unknown_variables()
+        raise SystemExit(0 if asyncio.run(_demo(target, no_draft(draft), max_tokens)) else 1)
+
+
+async def _demo(target: str, draft: str | None, max_tokens: int) -> bool:
+    await asyncio.to_thread(prepare, target, draft)
+    err.print("[dim]starting coordinator, draft worker and target worker...[/]")
+    async with local_stack(target, draft) as stack, Client(stack.address) as client:
+        info = await client.model_info()
+        await client.complete(for_model([_QUESTION], info)[0], max_tokens=8)  # warm-up
+        options: GenerateOptions = {"temperature": 0.0, "max_tokens": max_tokens, "report_steps": True}
+        out.print(f"\n[bold]{_QUESTION}[/]\n" if not info.simulated else "\n[bold]A simulated toy model answers:[/]\n")
+        (question,) = for_model([_QUESTION], info)
+        streamed = await _stream(client, question, options)
+        same = await _compare(client, question, streamed, options, "model drafts")
+        if draft == target:
+            out.print(
+                "This pair drafts for itself: the model drafter costs as much as the target, so it proves exactness\n"
+                "but cannot be faster. Lookup drafts cost nothing, and pay where an answer copies from its prompt:"
+            )
+        if "lookup" in info.drafters:
+            same &= await _copying(client, info, options)
+        return same
+
+
+async def _stream(client: Client, prompt: Prompt, options: GenerateOptions) -> Completion:
+    """Writes the answer as it comes, coloured by the origin of its tokens on a terminal."""
+    started: Started | None = None
+    chunks: list[Chunk] = []
+    async for event in client.generate(prompt, **options):
+        match event:
+            case Started():
+                started = event
+            case Chunk():
+                chunks.append(event)
+                await _write(client, event)
+            case Complete() if started is not None:
+                out.print("\n")
+                if out.is_terminal:
+                    out.print(" ".join(f"[{colour}]{origin.name.lower()}[/]" for origin, colour in _COLOURS.items()))
+                return Completion.join(started, chunks, event)
+    raise OutriderError("the stream ended without an answer")
+
+
+async def _write(client: Client, chunk: Chunk) -> None:
+    if not out.is_terminal:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+        return
+    pieces = [await client.detokenize([token_id]) for token_id in chunk.token_ids]
+    if "".join(pieces) != chunk.text:  # a character made of several tokens: the round's first colour for all
+        pieces = [chunk.text]
+    for piece, origin in zip(pieces, chunk.origins, strict=False):
+        out.print(piece, style=_COLOURS[origin], end="", markup=False)
+
+
+async def _compare(
+    client: Client, prompt: Prompt, speculative: Completion, options: GenerateOptions, what: str
+) -> bool:
+    """Prints the answer's figures beside those of plain decoding; whether the texts are equal."""
+    without: GenerateOptions = {**options, "num_speculative_tokens": 0}
+    plain = await client.complete(prompt, **without)
+    stats = Acceptance.of([speculative])
+    shares = ", ".join(f"{share:.2f}" for share in stats.by_position) or "nothing was drafted"
+    gammas = ", ".join(f"{gamma} in {count} rounds" for gamma, count in enumerate(stats.gamma_histogram) if count)
+    reasons = {step.reason for step in steps_of([speculative]) if step.reason}
+    same = plain.token_ids == speculative.token_ids and plain.text == speculative.text
+    rows = {
+        "tokens/s": f"plain {_rate(plain):.1f}, speculative {_rate(speculative):.1f}",
+        "acceptance by position": shares,
+        "γ chosen": f"{gammas} ({', '.join(sorted(reasons))})",
+        "greedy texts": "identical" if same else "DIFFERENT: this is a bug, `outrider verify` tells more",
+    }
+    out.print(f"[bold]{what}[/]")
+    for name, value in rows.items():
+        out.print(f"  {name:23} {value}", markup=False)
+    out.print()
+    return same
+
+
+async def _copying(client: Client, info: ModelInfo, options: GenerateOptions) -> bool:
+    """An answer that repeats most of its prompt, drafted by lookup."""
+    (prompt,) = for_model(read_prompts(kind="code-edit")[1:2], info)
+    options = {**options, "max_tokens": 2 * options["max_tokens"]}
+    by_lookup: GenerateOptions = {**options, "drafter": "lookup", "num_speculative_tokens": 6}
+    answer = await client.complete(prompt, **by_lookup)
+    return await _compare(client, prompt, answer, options, "lookup drafts, on a prompt that the answer copies from")
+
+
+def _rate(answer: Completion) -> float:
+    """Tokens per second after the first, so that the prompt's pass does not blur it."""
+    spent_ms = answer.timings.total_ms - answer.timings.time_to_first_token_ms
+    return (len(answer.token_ids) - 1) * 1000 / spent_ms if spent_ms > 0 else 0.0

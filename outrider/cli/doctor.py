@@ -1,0 +1,194 @@
+"""`outrider doctor`: whether this machine can serve a pair, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+import psutil
+import typer
+from packaging.requirements import Requirement
+
+from outrider.cli.console import EXIT_FAILURE, describe_failure, err, out, print_json
+from outrider.cli.flags import CLIENT_VARIABLES
+from outrider.cli.options import Draft, Json, Target, no_draft
+from outrider.cli.stack import DEFAULT_MODEL
+from outrider.errors import OutriderError
+from outrider.settings import (
+    CoordinatorSettings,
+    DraftWorkerSettings,
+    ServerSettings,
+    TargetWorkerSettings,
+    unknown_variables,
+)
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line. `state` is ok, warn or fail; `fix` says what to do unless it is ok."""
+
+    state: str
+    name: str
+    detail: str
+    fix: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("doctor", rich_help_panel="Prove and measure")(_command)
+
+
+def _command(target: Target = DEFAULT_MODEL, draft: Draft = DEFAULT_MODEL, as_json: Json = False) -> None:
+    """Check versions, settings, ports, memory, GPU, threads, and that target and draft share a tokenizer.
+
+    Exit code 1 if a check fails.
+    """
+    checks = []
+    for check in run_checks(target, no_draft(draft)):
+        checks.append(check)
+        if not as_json:
+            out.print(f"[{_COLOURS[check.state]}]{check.state:>4}[/]  [bold]{check.name}[/]: {check.detail}")
+            if check.fix:
+                out.print(f"        fix: {check.fix}", markup=False)
+    failed = [check for check in checks if check.state == "fail"]
+    if as_json:
+        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
+    raise SystemExit(EXIT_FAILURE if failed else 0)
+
+
+def run_checks(target: str, draft: str | None) -> Iterator[Check]:
+    """Every check, in the order that a fix would take."""
+    yield from check_packages()
+    yield check_variables()
+    for cls in (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings):
+        yield check_port(cls)
+    yield check_threads()
+    yield from check_gpu()
+    yield from check_models(target, draft)
+
+
+def check_packages() -> Iterator[Check]:
+    """Each requirement of the base install and of the `worker` extra, against what is installed."""
+    yield Check("ok", "python", platform.python_version())  # an older one could not have installed this
+    for text in requires("outrider") or []:
+        requirement = Requirement(text)
+        worker = requirement.marker is not None and requirement.marker.evaluate({"extra": "worker"})
+        base = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if not (base or worker):
+            continue
+        install = "pip install 'outrider[worker]'" if not base else "pip install outrider"
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            state = "fail" if base else "warn"
+            needed = "" if base else ", which only workers need"
+            yield Check(state, requirement.name, f"not installed{needed}", install)
+            continue
+        if requirement.specifier.contains(installed, prereleases=True):
+            yield Check("ok", requirement.name, installed)
+        else:
+            yield Check("fail", requirement.name, f"{installed}, needs {requirement.specifier}", f"{install} --upgrade")
+
+
+def check_variables() -> Check:
+    unknown = unknown_variables(CLIENT_VARIABLES)
+    if unknown:
+        return Check("fail", "environment", f"nothing reads {', '.join(unknown)}", "unset it, or mend its name")
+    return Check("ok", "environment", "no unknown OUTRIDER_ variable")
+
+
+def check_port(cls: type[ServerSettings]) -> Check:
+    settings = cls()
+    name = f"port {settings.port} ({(cls.__doc__ or '').rstrip('.').split()[-1]})"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            return Check("warn", name, f"{error.strerror}: fine if that is outrider", "choose another --port")
+    return Check("ok", name, "free")
+
+
+def check_threads() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    if limit.isdigit() and int(limit) > cores:
+        return Check(
+            "warn", "threads", f"OMP_NUM_THREADS is {limit} on {cores} cores", f"set it to {cores} or unset it"
+        )
+    return Check("ok", "threads", f"{cores} cores" + (f", OMP_NUM_THREADS={limit}" if limit else ""))
+
+
+def check_gpu() -> Iterator[Check]:
+    with suppress(ModuleNotFoundError):
+        import torch
+
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                free, total = torch.cuda.mem_get_info(index)
+                detail = f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+                yield Check("ok", f"gpu {index}", detail)
+        else:
+            yield Check("ok", "gpu", "none that torch sees: models run on the CPU")
+
+
+def check_models(target: str, draft: str | None) -> Iterator[Check]:
+    """Loads both, one after the other, and compares tokenizers and memory."""
+    descriptions = []
+    for role, model in (("target", target), ("draft", draft)):
+        if model is None:
+            continue
+        loaded = _attempt(lambda model=model: _description(model))  # type: ignore[misc]
+        if isinstance(loaded, str):
+            yield Check("fail", role, f"{model}: {loaded}", f"give another --{role}, or `outrider models get {model}`")
+            continue
+        detail = f"{model}: {loaded.vocab_size} ids, context {loaded.context_length}, {loaded.dtype}"
+        yield Check("ok", role, detail + (", SIMULATED" if loaded.simulated else ""))
+        descriptions.append(loaded)
+    if len(descriptions) == 2:
+        yield _check_tokenizers(*descriptions)
+    if descriptions:
+        yield _check_memory(sum(d.weight_bytes for d in descriptions))
+
+
+def _check_tokenizers(target: Any, draft: Any) -> Check:
+    if target.tokenizer_fingerprint == draft.tokenizer_fingerprint:
+        return Check("ok", "tokenizers", "target and draft share one")
+    detail = f"target has {target.vocab_size} ids, draft {draft.vocab_size}, and they are different tokenizers"
+    return Check("fail", "tokenizers", detail, "choose a draft of the target's own family")
+
+
+def _check_memory(weight_bytes: int) -> Check:
+    available = psutil.virtual_memory().available
+    detail = f"{weight_bytes / 2**30:.1f} GiB of weights, {available / 2**30:.1f} GiB free"
+    if weight_bytes > available:
+        return Check("fail", "memory", detail, "choose smaller models, or --dtype bfloat16")
+    if weight_bytes > 0.7 * available:
+        return Check(
+            "warn", "memory", f"{detail}: little is left for the cache", "choose smaller models, or free memory"
+        )
+    return Check("ok", "memory", detail)
+
+
+def _description(model: str) -> Any:
+    from outrider.lm.loading import load_model
+    from outrider.settings import WorkerSettings
+
+    err.print(f"[dim]loading {model}...[/]")
+    return load_model(WorkerSettings(model=model)).description
+
+
+def _attempt(load: Callable[[], Any]) -> Any:
+    """What it gives, or why it failed."""
+    try:
+        return load()
+    except (OutriderError, ModuleNotFoundError, OSError) as error:
+        return describe_failure(error)[0]

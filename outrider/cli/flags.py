@@ -1,0 +1,109 @@
+"""Flags made from settings classes: field `num_threads` is `--num-threads` is `OUTRIDER_NUM_THREADS`, never by hand."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_args, get_origin
+
+import annotated_types
+import typer
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from outrider.errors import InvalidArgument
+from outrider.settings import PREFIX, unknown_variables
+
+S = TypeVar("S", bound=BaseSettings)
+CLIENT_VARIABLES = {"OUTRIDER_ADDRESS", "OUTRIDER_CACHE", "OUTRIDER_TEST_SCALE"}
+
+
+def flag_of(name: str) -> str:
+    """`num_threads` -> `--num-threads`."""
+    return "--" + name.replace("_", "-")
+
+
+def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """The flag of one settings field. Unset it is None, so that the environment and then the default decide."""
+    kind = _cli_type(field.annotation)
+    low, high = _bounds(field) if kind in (int, float) else (None, None)
+    declaration = f"{flag_of(name)}/--no-{name.replace('_', '-')}" if kind is bool else flag_of(name)
+    option = typer.Option(
+        declaration,
+        help=f"{field.description} ({PREFIX}{name.upper()})",
+        min=low,
+        max=high,
+        show_default=_shown(field.default),
+    )
+    return keyword(name, kind, option)
+
+
+def keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
+    """A keyword parameter as typer reads it."""
+    annotation = Annotated[Optional[kind], option] if default is None else Annotated[kind, option]  # noqa: UP045
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_parameters(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
+    """`function(**values)` with the signature that typer shall see."""
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in parameters}
+    return function
+
+
+def settings_parameters(cls: type[BaseSettings]) -> list[inspect.Parameter]:
+    """A flag for each field."""
+    return [parameter(name, field) for name, field in cls.model_fields.items()]
+
+
+def read_settings(cls: type[S], given: Mapping[str, Any]) -> S:
+    """Settings from flags (those not None), environment and defaults, in this order of weight.
+
+    Raises InvalidArgument for an `OUTRIDER_` variable that nothing reads, pydantic's ValidationError for a bad value.
+    """
+    refuse_unknown_variables()
+    return cls(**{name: value for name, value in given.items() if value is not None})
+
+
+def refuse_unknown_variables() -> None:
+    """A variable that nothing reads is a typo."""
+    unknown = unknown_variables(CLIENT_VARIABLES)
+    if unknown:
+        raise InvalidArgument(f"unknown environment variable {', '.join(unknown)}: unset it, or mend its name")
+
+
+def to_flags(values: Mapping[str, Any]) -> list[str]:
+    """The command line that gives these settings."""
+    flags: list[str] = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(flag_of(name) if value else f"--no-{name.replace('_', '-')}")
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            flags.append(f"{flag_of(name)}={text}")
+    return flags
+
+
+def _cli_type(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, types.UnionType):
+        (annotation,) = (a for a in get_args(annotation) if a is not type(None))
+    if annotation in (str, int, float, bool) or get_origin(annotation) is Literal:
+        return annotation
+    return str
+
+
+def _bounds(field: FieldInfo) -> tuple[float | None, float | None]:
+    low = next((m.ge for m in field.metadata if isinstance(m, annotated_types.Ge)), None)
+    high = next((m.le for m in field.metadata if isinstance(m, annotated_types.Le)), None)
+    return low, high  # type: ignore[return-value]
+
+
+def _shown(default: Any) -> str | bool:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, tuple):
+        return ",".join(default) or False  # type: ignore[return-value]
+    return False if default in (None, "") else str(default)

@@ -1,0 +1,73 @@
+"""`outrider generate`: one prompt, streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.console import err, out, print_json, reporting_errors
+from outrider.cli.flags import refuse_unknown_variables, with_parameters
+from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
+from outrider.client import Client, GenerateOptions, Prompt
+from outrider.errors import InvalidArgument
+from outrider.results import Chunk, Complete
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    text = Annotated[str, typer.Argument(help="The prompt; `-` reads it from stdin.")]
+    chat = Annotated[bool, typer.Option("--chat/--raw", help="Use the model's chat template, or the bare text.")]
+    stats = Annotated[bool, typer.Option("--stats", help="Say afterwards how it was speculated.")]
+    parameters = [
+        inspect.Parameter("prompt", keyword_only, annotation=text),
+        inspect.Parameter("address", keyword_only, default=DEFAULT_ADDRESS, annotation=Address),
+        inspect.Parameter("chat", keyword_only, default=False, annotation=chat),
+        inspect.Parameter("stats", keyword_only, default=False, annotation=stats),
+        inspect.Parameter("as_json", keyword_only, default=False, annotation=Json),
+        *request_parameters(),
+    ]
+    help_text = "Stream the answer to one prompt from a running coordinator."
+    app.command("generate", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
+
+
+def _command(*, prompt: str, address: str, chat: bool, stats: bool, as_json: bool, **given: Any) -> None:
+    with reporting_errors():
+        refuse_unknown_variables()
+        text = sys.stdin.read() if prompt == "-" else prompt
+        if not text:
+            raise InvalidArgument("the prompt is empty: give a text", field="prompt")
+        messages: Prompt = [{"role": "user", "content": text}] if chat else text
+        asyncio.run(_generate(address, messages, given_options(given), stats=stats, as_json=as_json))
+
+
+async def _generate(address: str, prompt: Prompt, options: GenerateOptions, *, stats: bool, as_json: bool) -> None:
+    async with Client(address) as client:
+        if as_json:
+            print_json(dataclasses.asdict(await client.complete(prompt, **options)))
+            return
+        async for event in client.generate(prompt, **options):
+            if isinstance(event, Chunk):
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            elif isinstance(event, Complete):
+                out.print()
+                if stats:
+                    err.print(f"[dim]{describe(event)}[/]")
+
+
+def describe(complete: Complete) -> str:
+    """One line about how an answer came to be."""
+    spec, timings, tokens = complete.speculation, complete.timings, complete.usage.completion_tokens
+    rate = tokens / timings.total_ms * 1000 if timings.total_ms else 0.0
+    drafters = ", ".join(spec.drafters) or "no drafter"
+    return (
+        f"{tokens} tokens ({complete.finish_reason}), {rate:.1f} tokens/s, first after "
+        f"{timings.time_to_first_token_ms:.0f} ms; {spec.num_accepted_draft_tokens} of {spec.num_draft_tokens} drafts "
+        f"accepted ({drafters}), mean acceptance length {spec.mean_acceptance_length:.2f}"
+    )

@@ -1,0 +1,39 @@
+"""The `outrider` command. Each subcommand has its own file; torch is loaded only by those that run a model."""
+
+from __future__ import annotations
+
+import typer
+
+from outrider.cli import bench, chat, demo, doctor, generate, models, services, up, verify
+
+app = typer.Typer(
+    help="Lossless speculative decoding as a service.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("outrider"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+for command in (up, services, generate, chat, models, doctor, verify, bench, demo):
+    command.register(app)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

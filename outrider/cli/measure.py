@@ -1,0 +1,129 @@
+"""What `outrider bench` computes from answers: pure functions over completions and step records."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from outrider.results import Completion, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An answer and when its tokens came, in seconds from the request."""
+
+    completion: Completion
+    first_s: float
+    last_s: float
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion.token_ids)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.last_s
+
+    @property
+    def tpot_ms(self) -> float:
+        """Time per output token after the first."""
+        return (self.last_s - self.first_s) * 1000 / max(1, self.num_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Medians over prompts."""
+
+    tokens_per_s: float
+    ttft_ms: float
+    tpot_ms: float
+
+    @classmethod
+    def of(cls, runs: Sequence[Timed]) -> Pace:
+        return cls(
+            statistics.median(run.tokens_per_s for run in runs),
+            statistics.median(run.first_s * 1000 for run in runs),
+            statistics.median(run.tpot_ms for run in runs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Sums over all answers. `by_position[i]` is accepted / drafted at position i."""
+
+    num_rounds: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    by_position: tuple[float, ...]
+    num_proposal_bytes: int
+    gamma_histogram: tuple[int, ...]
+
+    @classmethod
+    def of(cls, completions: Iterable[Completion]) -> Acceptance:
+        stats = [completion.speculation for completion in completions]
+        drafted = add_up(s.num_draft_tokens_per_pos for s in stats)
+        accepted = add_up(s.num_accepted_tokens_per_pos for s in stats)
+        return cls(
+            sum(s.num_spec_steps for s in stats),
+            sum(s.num_draft_tokens for s in stats),
+            sum(s.num_accepted_draft_tokens for s in stats),
+            tuple(a / d for a, d in zip(accepted, drafted, strict=False) if d),
+            sum(s.num_proposal_bytes for s in stats),
+            add_up(s.gamma_histogram for s in stats),
+        )
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / rounds; 0 without rounds."""
+        return 1 + self.num_accepted_draft_tokens / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def mean_gamma(self) -> float:
+        return self.num_draft_tokens / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def bytes_per_draft_token(self) -> float:
+        return self.num_proposal_bytes / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    def alpha(self, gammas_and_accepted: Iterable[tuple[int, int]]) -> float:
+        """Chance that a draft is accepted once those before it were: accepted / (accepted + rejecting rounds)."""
+        pairs = list(gammas_and_accepted)
+        num_accepted = sum(accepted for _, accepted in pairs)
+        num_decided = num_accepted + sum(accepted < gamma for gamma, accepted in pairs)
+        return num_accepted / num_decided if num_decided else 0.0
+
+
+def formula_speedup(alpha: float, gamma: float, c: float) -> float:
+    """(1 - α^(γ+1)) / ((1 - α)(γc + 1)): Leviathan et al. 2023, theorem 3.8; its limit (γ+1)/(γc+1) at α = 1."""
+    if gamma == 0:
+        return 1.0
+    expected_tokens = gamma + 1 if alpha >= 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    return expected_tokens / (gamma * c + 1)
+
+
+def steps_of(completions: Iterable[Completion]) -> list[Step]:
+    """All rounds."""
+    return [chunk.step for completion in completions for chunk in completion.chunks if chunk.step is not None]
+
+
+def median(values: Iterable[float]) -> float:
+    """0 for none."""
+    values = list(values)
+    return statistics.median(values) if values else 0.0
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` of them lie; 0 for none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def add_up(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Sum of tuples of different lengths, by index."""
+    totals: list[int] = []
+    for row in rows:
+        totals += [0] * (len(row) - len(totals))
+        for index, value in enumerate(row):
+            totals[index] += value
+    return tuple(totals)

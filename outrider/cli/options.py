@@ -1,0 +1,63 @@
+"""Flags that several client commands share: the server's address, and the options of a request."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any, Literal
+
+import typer
+
+from outrider.cli.flags import flag_of, keyword
+from outrider.client import GenerateOptions
+
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+
+Address = Annotated[
+    str, typer.Option("--address", "-a", envvar="OUTRIDER_ADDRESS", help="host:port of the coordinator.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print for machines: JSON on stdout.")]
+Target = Annotated[str, typer.Option("--target", help="Target: bundle, hub id, folder, GGUF file or toy:key=value,...")]
+Draft = Annotated[str, typer.Option("--draft", help="Draft, in the same forms; `none` for no draft worker.")]
+
+# Meanings and ranges are the server's to judge: it refuses with the name of the field.
+_REQUEST: dict[str, tuple[Any, str]] = {
+    "temperature": (float, "0 is greedy. Absent: the model's default."),
+    "top_k": (int, "Keep this many of the likeliest tokens; 0: all."),
+    "top_p": (float, "Keep the likeliest tokens with this mass."),
+    "min_p": (float, "Drop tokens less likely than this share of the likeliest."),
+    "seed": (int, "Key of all random choices; the acceptance rule is then coupled unless given."),
+    "repetition_penalty": (float, "Over prompt and output; 1 is off."),
+    "presence_penalty": (float, "Over output; 0 is off."),
+    "frequency_penalty": (float, "Over output; 0 is off."),
+    "max_tokens": (int, "Longest answer in tokens."),
+    "min_tokens": (int, "No stop token before this many."),
+    "stop": (list[str], "End before this string; may be given several times."),
+    "ignore_eos": (bool, "Go on past the model's end of sequence."),
+    "num_speculative_tokens": (int, "Drafts a round; 0: plain decoding. Absent: adaptive."),
+    "max_speculative_tokens": (int, "Cap of the adaptive number of drafts."),
+    "drafter": (str, "auto, or a drafter that `outrider models info` lists."),
+    "acceptance": (Literal["token", "block", "coupled"], "Rule by which drafts are accepted."),
+    "model": (str, "Served model; absent: the only one."),
+    "request_id": (str, "Name of the request in logs."),
+    "priority": (int, "Lower runs first."),
+    "timeout_s": (float, "Deadline of the request."),
+}
+
+
+def request_parameters() -> list[inspect.Parameter]:
+    """A flag for each option of a request."""
+    parameters = []
+    for name, (kind, text) in _REQUEST.items():
+        declaration = f"{flag_of(name)}/--no-{name.replace('_', '-')}" if kind is bool else flag_of(name)
+        parameters.append(keyword(name, kind, typer.Option(declaration, help=text, show_default=False)))
+    return parameters
+
+
+def given_options(values: dict[str, Any]) -> GenerateOptions:
+    """The options that were given."""
+    return {name: values[name] for name in _REQUEST if values.get(name) not in (None, [])}  # type: ignore[return-value]
+
+
+def no_draft(draft: str) -> str | None:
+    """None where the user asked for no draft worker."""
+    return None if draft in ("", "none") else draft

@@ -1,0 +1,120 @@
+"""One service as a child process of this one, in a process group of its own, that cannot outlive us.
+
+Its stdin is a pipe that we hold: whatever ends us, the pipe closes and the child stops. The last lines of its stderr
+are kept to say why it died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from outrider.cli.services import READY
+from outrider.errors import Unavailable
+
+OnLine = Callable[[str, str], None]
+TAIL_LINES = 40
+
+
+class Child:
+    """A running service. `address` is known once `wait_ready` returned."""
+
+    def __init__(self, role: str, process: asyncio.subprocess.Process, on_line: OnLine | None) -> None:
+        self.role = role
+        self.address = ""
+        self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process = process
+        self._on_line = on_line
+        self._ready = asyncio.get_running_loop().create_future()
+        self._readers = [asyncio.create_task(self._read_stdout()), asyncio.create_task(self._read_stderr())]
+
+    @classmethod
+    async def start(cls, role: str, flags: Sequence[str], on_line: OnLine | None = None) -> Child:
+        """Starts `outrider <role> <flags>`."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "outrider.cli", role, *flags, "--exit-with-stdin",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        return cls(role, process, on_line)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    async def wait_ready(self, timeout_s: float) -> str:
+        """host:port, once it serves. Raises Unavailable with the reason when it dies or takes longer."""
+        exited = asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.wait({self._ready, exited}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ready.done():
+                if exited.done():
+                    raise Unavailable(await self.death())
+                raise Unavailable(f"{self.role} was not ready after {timeout_s:g} s. Its last words:\n{self._last()}")
+        finally:
+            exited.cancel()
+        self.address = self._ready.result()
+        return self.address
+
+    async def wait(self) -> int:
+        """Exit code, once it ended."""
+        return await self._process.wait()
+
+    async def death(self) -> str:
+        """Why it died, for people. Only after it did."""
+        await asyncio.wait(self._readers, timeout=1.0)
+        code = self.exit_code
+        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
+        return f"{self.role} {how}. Its last words:\n{self._last()}"
+
+    def _last(self) -> str:
+        return "\n".join(f"  {line}" for line in list(self.stderr_tail)[-12:]) or "  (none)"
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group: for tests of failures."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL to the whole group after `grace_s`."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
+        self.kill()
+        await self._process.wait()
+        await asyncio.wait(self._readers, timeout=1.0)
+        for reader in self._readers:
+            reader.cancel()
+
+    async def _read_stdout(self) -> None:
+        assert self._process.stdout is not None
+        prefix = READY.format(role=self.role, address="")
+        async for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            if line.startswith(prefix) and not self._ready.done():
+                self._ready.set_result(line.removeprefix(prefix))
+            elif self._on_line:
+                self._on_line(self.role, line)
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        async for raw in self._process.stderr:
+            line = raw.decode(errors="replace").rstrip()
+            self.stderr_tail.append(line)
+            if self._on_line:
+                self._on_line(self.role, line)

@@ -1,0 +1,201 @@
+"""The client against a real in-process server: what arrives there, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_generation import FakeGeneration, serving
+
+import outrider
+from outrider.client import Client, GenerateOptions, build_request
+from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from outrider.results import Chunk, Complete, Started
+from outrider.sampling.params import AcceptanceRule, Origin
+from outrider.v1 import generation_pb2
+
+
+@pytest.fixture
+def service() -> FakeGeneration:
+    return FakeGeneration()
+
+
+@pytest.fixture
+async def client(service: FakeGeneration) -> AsyncIterator[Client]:
+    async with serving(service) as address, Client(address, metadata={"x-outrider-tenant": "acme"}) as client:
+        yield client
+
+
+async def test_events_are_typed_and_in_order(client: Client) -> None:
+    events = [
+        event
+        async for event in client.generate(
+            [1, 2], temperature=0.0, max_tokens=7, num_speculative_tokens=2, report_steps=True, request_id="r1"
+        )
+    ]
+    started, *chunks, complete = events
+    assert started == Started("r1", 0, AcceptanceRule.BLOCK, 7, 2, events[0].model)
+    assert all(isinstance(chunk, Chunk) and chunk.step is not None for chunk in chunks)
+    assert chunks[1].origins == (Origin.ACCEPTED, Origin.ACCEPTED, Origin.PLAIN)
+    assert isinstance(complete, Complete)
+    assert (complete.finish_reason, complete.matched_stop, complete.usage.completion_tokens) == ("length", None, 7)
+
+
+async def test_complete_joins_the_stream(client: Client) -> None:
+    options: GenerateOptions = {"temperature": 0.0, "max_tokens": 6, "num_speculative_tokens": 2}
+    chunks = [event async for event in client.generate([1, 2], **options) if isinstance(event, Chunk)]
+    answer = await client.complete([1, 2], **options)
+    assert answer.chunks == tuple(chunks)
+    assert answer.token_ids == tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
+    assert answer.text == "".join(chunk.text for chunk in chunks)
+    assert len(answer.token_ids) == len(answer.origins) == answer.usage.completion_tokens == 6
+
+
+async def test_complete_refuses_several_choices(client: Client) -> None:
+    with pytest.raises(InvalidArgument, match="one choice"):
+        await client.complete("x", n=2)
+
+
+async def test_metadata_and_deadline_arrive(client: Client, service: FakeGeneration) -> None:
+    await client.complete([1], max_tokens=2, timeout_s=20.0)
+    await client.complete([1], max_tokens=2)
+    assert service.metadata[0]["x-outrider-tenant"] == "acme"
+    assert service.deadlines[0] is not None
+    assert 0 < service.deadlines[0] <= 20.0
+    assert service.deadlines[1] is None
+
+
+async def forever(request: generation_pb2.GenerateRequest) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    """An answer that starts and never ends."""
+    yield generation_pb2.GenerateResponse(started=generation_pb2.GenerateStarted(acceptance=1))
+    yield generation_pb2.GenerateResponse(chunk=generation_pb2.GenerateChunk(token_ids=[1]))
+    await asyncio.Event().wait()
+
+
+async def test_a_passed_deadline_is_its_own_error(service: FakeGeneration) -> None:
+    service._answer = forever  # type: ignore[method-assign]
+    async with serving(service) as address, Client(address, timeout_s=0.2) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.complete([1])
+
+
+async def test_status_details_become_the_error(client: Client, service: FakeGeneration) -> None:
+    service.error = ResourceExhausted("queue full", reason="QUEUE_FULL", retry_delay_s=1.5)
+    with pytest.raises(ResourceExhausted) as caught:
+        await client.complete([1])
+    assert (caught.value.message, caught.value.reason, caught.value.retry_delay_s) == ("queue full", "QUEUE_FULL", 1.5)
+    service.error = InvalidArgument("top_p is 2", field="sampling.top_p")
+    with pytest.raises(InvalidArgument) as refused:
+        await client.complete([1])
+    assert refused.value.field == "sampling.top_p"
+    service.error = NotFound("no such model")
+    with pytest.raises(NotFound):
+        await client.complete([1])
+
+
+async def test_nobody_there_names_the_fix() -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1.*outrider up"):
+            await client.server_info()
+        with pytest.raises(Unavailable, match="outrider up"):
+            await client.complete("x")
+
+
+async def test_leaving_the_loop_cancels_the_request(client: Client, service: FakeGeneration) -> None:
+    service._answer = forever  # type: ignore[method-assign]
+    stream = client.generate([1])
+    async for event in stream:
+        if isinstance(event, Chunk):
+            break
+    await stream.aclose()
+    async with asyncio.timeout(10):
+        while not service.num_cancelled:
+            await asyncio.sleep(0.01)
+
+
+async def test_model_and_server_info(client: Client) -> None:
+    info = await client.model_info()
+    assert info.simulated
+    assert info.generation_defaults.temperature == 0.0, "a default of zero is not an absent one"
+    assert info.generation_defaults.top_k is None
+    assert info.acceptance_rules == tuple(AcceptanceRule)
+    server = await client.server_info()
+    assert server.versions == {"python": "3"}
+    assert (server.workers[0].role, server.workers[0].weight_bytes) == ("target", 5)
+
+
+async def test_tokenize_and_detokenize(client: Client) -> None:
+    assert await client.tokenize("ab") == [97, 98]
+    assert await client.tokenize([{"role": "user", "content": "c"}]) == [99]
+    assert await client.detokenize([97, 98]) == "ab"
+
+
+def test_every_option_reaches_its_field() -> None:
+    values: GenerateOptions = {
+        "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 2**64 - 1, "repetition_penalty": 1.5,
+        "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {5: -1.0}, "max_tokens": 4, "min_tokens": 2,
+        "stop": ["a", "b"], "stop_token_ids": [7], "ignore_eos": True, "include_stop_str_in_output": True,
+        "logprobs": True, "top_logprobs": 2, "skip_special_tokens": False, "n": 2, "regex": "a+",
+        "num_speculative_tokens": 0, "max_speculative_tokens": 4, "drafter": "lookup",
+        "acceptance": AcceptanceRule.TOKEN, "report_steps": True, "model": "m", "request_id": "r", "priority": -1,
+        "resume_token_ids": [1, 2], "prompt_hash": 2**64 - 1,
+    }  # fmt: skip
+    one_of = {"json_schema", "regex", "grammar"}
+    assert values.keys() | one_of | {"timeout_s"} == GenerateOptions.__annotations__.keys()
+    request = build_request("x", values)
+    sections = [
+        request,
+        request.sampling,
+        request.stopping,
+        request.output,
+        request.speculation,
+        request.structured_output,
+    ]
+    for name, value in values.items():
+        (owner,) = (section for section in sections if name in section.DESCRIPTOR.fields_by_name)
+        held = getattr(owner, name)
+        assert (dict(held) if name == "logit_bias" else list(held) if isinstance(value, list) else held) == value, name
+    assert build_request("x", {"num_speculative_tokens": 0}).speculation.HasField("num_speculative_tokens")
+    assert not build_request("x", {}).speculation.HasField("num_speculative_tokens")
+
+
+def test_prompts_of_all_three_kinds() -> None:
+    assert build_request("x", {}).text == "x"
+    assert list(build_request([1, 2], {}).token_ids.ids) == [1, 2]
+    assert build_request([], {}).WhichOneof("prompt") == "token_ids"
+    assert build_request([{"role": "user", "content": "c"}], {}).chat.messages[0].content == "c"
+
+
+async def test_unknown_options_are_errors(client: Client) -> None:
+    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+        client.generate("x", temprature=1.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ("x", {"temperature": "hot"}, "sampling.temperature"),
+        ("x", {"top_k": -1}, "sampling.top_k"),
+        ("x", {"seed": 2**64}, "sampling.seed"),
+        ("x", {"stop_token_ids": [-1]}, "stopping.stop_token_ids"),
+        ("x", {"acceptance": "lucky"}, "speculation.acceptance"),
+        ([1, -2], {}, "token_ids.ids"),
+        ([{"role": "user"}], {}, "chat.messages[0]"),
+        ([{"role": "user", "content": 3}], {}, "chat.messages[0].content"),
+    ],
+)
+def test_values_that_no_field_can_hold_name_the_field(prompt: object, options: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        build_request(prompt, options)  # type: ignore[arg-type]
+    assert refused.value.field == field
+
+
+def test_import_is_light_and_lazy() -> None:
+    code = "import sys, outrider; assert 'grpc' not in sys.modules; outrider.Client; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert outrider.Client is Client
+    with pytest.raises(AttributeError, match="nothing"):
+        outrider.nothing  # noqa: B018
