@@ -1,0 +1,203 @@
+"""Which workers there are, which serve which model, which may draft for which, and which takes the next stream.
+
+Two sources behind one interface: the settings' static list, and leases that workers take themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable
+
+from coordinator.model import ServedModel
+from coordinator.worker import PROBE_TIMEOUT_S, WorkerRecord
+from outrider.errors import InvalidArgument, NotFound, Unavailable
+from outrider.serving.worker_calls import DRAFT, TARGET
+from outrider.settings import CoordinatorSettings
+
+RETRY_DELAY_S = 1.0
+SWEEP_INTERVAL_S = 0.5
+
+
+class WorkerDirectory:
+    """Must be used on one event loop. `on_change` is called when the health of any worker may have changed."""
+
+    def __init__(self, settings: CoordinatorSettings, on_change: Callable[[], None] = lambda: None) -> None:
+        self._settings = settings
+        self._on_change = on_change
+        self._workers: dict[str, WorkerRecord] = {}
+        self._leases: dict[str, str] = {}
+        self._leaving: list[WorkerRecord] = []
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Asks every listed worker once, so that what is up can serve at once."""
+        listed = [(a, TARGET) for a in self._settings.target_workers] + [
+            (a, DRAFT) for a in self._settings.draft_workers
+        ]
+        for address, role in listed:
+            self._workers[address] = WorkerRecord(address, role, self._on_change, static=True)
+        self._sweeper = asyncio.create_task(self._sweep())
+        probes = [asyncio.create_task(worker.first_probe.wait()) for worker in self._workers.values()]
+        if probes:
+            _, late = await asyncio.wait(probes, timeout=2 * PROBE_TIMEOUT_S)
+            for probe in late:
+                probe.cancel()
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await asyncio.gather(*(worker.close() for worker in (*self._workers.values(), *self._leaving)))
+
+    def workers(self) -> Iterable[WorkerRecord]:
+        return self._workers.values()
+
+    def health(self, worker: WorkerRecord) -> tuple[bool, str]:
+        """Whether new streams may go there, and why not."""
+        detail = worker.fault() or self._mismatch(worker)
+        return not detail, detail
+
+    def model_names(self) -> list[str]:
+        return list(
+            dict.fromkeys(w.description.model.model for w in self._of_role(TARGET) if w.description is not None)
+        )
+
+    def model(self, name: str) -> ServedModel:
+        """Raises NotFound, InvalidArgument (no name, several models), or Unavailable (no target worker yet)."""
+        names = self.model_names()
+        if not names:
+            raise self._no_target("no target worker has answered yet")
+        if not name and len(names) > 1:
+            raise InvalidArgument(f"model is empty, name one of {', '.join(names)}", field="model")
+        if name and name not in names:
+            raise NotFound(f"model {name[:80]!r} is not served; there is {', '.join(names)}", field="model")
+        return self._served(name or names[0])
+
+    def pick_target(self, model: str, avoid: frozenset[str] = frozenset()) -> WorkerRecord:
+        """The healthy worker with the fewest streams. Raises Unavailable."""
+        healthy = [w for w in self._serving(model) if w.address not in avoid and self.health(w)[0]]
+        if not healthy:
+            details = "; ".join(f"{w.address}: {self.health(w)[1] or 'just failed'}" for w in self._serving(model))
+            raise self._no_target(f"no target worker of model {model!r} can take a stream now ({details})")
+        return min(healthy, key=lambda w: w.num_sessions)
+
+    def pick_draft(self, model: str, drafter: str = "") -> WorkerRecord | None:
+        """The healthy paired worker with the fewest streams that offers `drafter`; None when there is none."""
+        healthy = [
+            w
+            for w in self._paired(model)
+            if self.health(w)[0] and w.description is not None and (not drafter or drafter in w.description.drafters)
+        ]
+        return min(healthy, key=lambda w: w.num_sessions, default=None)
+
+    def has_healthy_target(self) -> bool:
+        return any(self.health(w)[0] for w in self._of_role(TARGET))
+
+    def register(self, address: str, role: str) -> str:
+        """Takes a lease, returns its id. A second registration of the same address replaces the first."""
+        self._leases = {lease: known for lease, known in self._leases.items() if known != address}
+        worker = self._workers.get(address)
+        if worker is None or worker.role != role:
+            if worker is not None:
+                self._remove(worker)
+            worker = self._workers[address] = WorkerRecord(address, role, self._on_change, static=False)
+        lease_id = secrets.token_hex(16)
+        self._leases[lease_id] = address
+        worker.draining = False
+        worker.lease_expires_at = time.monotonic() + self._settings.lease_ms / 1000
+        worker.probe_now()
+        return lease_id
+
+    def renew(self, lease_id: str) -> None:
+        """Raises NotFound for a lease that ran out or was never taken."""
+        self._leased(lease_id).lease_expires_at = time.monotonic() + self._settings.lease_ms / 1000
+
+    def drain(self, lease_id: str) -> None:
+        """No new streams to this worker. Raises NotFound."""
+        self._leased(lease_id).draining = True
+        self._on_change()
+
+    def _leased(self, lease_id: str) -> WorkerRecord:
+        address = self._leases.get(lease_id)
+        if address is None or address not in self._workers:
+            raise NotFound("lease_id names no lease: register again", field="lease_id", reason="LEASE_UNKNOWN")
+        return self._workers[address]
+
+    def _of_role(self, role: str) -> list[WorkerRecord]:
+        return [w for w in self._workers.values() if w.description is not None and w.description.role == role == w.role]
+
+    def _serving(self, model: str) -> list[WorkerRecord]:
+        return [w for w in self._of_role(TARGET) if w.description is not None and w.description.model.model == model]
+
+    def _paired(self, model: str) -> list[WorkerRecord]:
+        reference = self._reference(model).description
+        assert reference is not None
+        tokenizer = reference.model.tokenizer_fingerprint
+        return [w for w in self._of_role(DRAFT) if _tokenizer_of(w) == tokenizer]
+
+    def _reference(self, model: str) -> WorkerRecord:
+        """The worker whose description stands for the model: a healthy one, if any, else the first."""
+        serving = self._serving(model)
+        return next((w for w in serving if not w.fault()), serving[0])
+
+    def _served(self, name: str) -> ServedModel:
+        reference, drafts = self._reference(name), self._paired(name)
+        assert reference.description is not None
+        assert reference.text is not None
+        described = [w.description for w in (reference, *drafts) if w.description is not None]
+        return ServedModel(
+            description=reference.description.model,
+            codec=reference.text.codec,
+            chat_template=reference.text.chat_template,
+            max_draft_tokens=min(d.capacity.max_draft_tokens for d in described),
+            drafters=tuple(dict.fromkeys(name for d in described[1:] for name in d.drafters)),
+            draft_model=described[1].model.model if drafts else "",
+        )
+
+    def _mismatch(self, worker: WorkerRecord) -> str:
+        """Why a worker that answers cannot work with the others."""
+        if worker.description is None:
+            return "not described yet"
+        own = worker.description.model
+        targets = self._of_role(TARGET)
+        if worker.role == TARGET:
+            reference = self._reference(own.model).description
+            if reference is not None and reference.model.model_fingerprint != own.model_fingerprint:
+                return (
+                    f"FAILED_PRECONDITION MODEL_MISMATCH: other weights than the other workers of model {own.model!r}"
+                )
+            return ""
+        if targets and all(_tokenizer_of(target) != own.tokenizer_fingerprint for target in targets):
+            return (
+                f"FAILED_PRECONDITION VOCAB_MISMATCH: draft model {own.model!r} has {own.vocab_size} ids and another "
+                "tokenizer than every target; give it a model of the target's family"
+            )
+        return ""
+
+    def _no_target(self, text: str) -> Unavailable:
+        return Unavailable(text, reason="NO_TARGET_WORKER", retry_delay_s=RETRY_DELAY_S)
+
+    def _remove(self, worker: WorkerRecord) -> None:
+        self._workers.pop(worker.address, None)
+        self._leaving.append(worker)
+        self._on_change()
+
+    async def _sweep(self) -> None:
+        """Forgets leases that ran out, and closes what nobody uses any more."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            for lease_id, address in list(self._leases.items()):
+                worker = self._workers.get(address)
+                expires_at = worker.lease_expires_at if worker is not None else None
+                if worker is None or (expires_at is not None and time.monotonic() > expires_at):
+                    del self._leases[lease_id]
+                    if worker is not None and not worker.static:
+                        self._remove(worker)
+            for worker in [w for w in self._leaving if not w.num_sessions]:
+                self._leaving.remove(worker)
+                await worker.close()
+
+
+def _tokenizer_of(worker: WorkerRecord) -> str:
+    return worker.description.model.tokenizer_fingerprint if worker.description is not None else ""

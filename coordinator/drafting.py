@@ -1,0 +1,192 @@
+"""The draft side of a stream. Losing it, or waiting too long for it, costs speed and is counted; never an error."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.gamma.policy import Choice
+from coordinator.links import DraftLate, DraftLink
+from coordinator.stream import Stream
+from outrider.errors import OutriderError
+from outrider.serving.messages import DraftOpening
+from outrider.serving.session_calls import SealedProposal
+
+OPEN_WAIT_S = 0.25
+"""Once per opening, a round waits this long for the session to have its place."""
+FIRST_WAIT_S = 1.0
+MIN_WAIT_S = 0.25
+WAIT_FACTOR = 4.0
+"""A proposal may take this multiple of what the last ones took."""
+REOPEN_AFTER_S = 1.0
+MAX_REOPEN_AFTER_S = 30.0
+MAX_PATIENCE_TOKENS = 16
+SESSION_LOST = "SESSION_LOST"
+"""The reason of a session that idled past its lease: nothing failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """`wait_ms` is time lost to a proposal that did not come."""
+
+    proposal: SealedProposal
+    network_ms: float = 0.0
+    wait_ms: float = 0.0
+
+
+class WaitLimit(Protocol):
+    """What the last proposals of a drafter took; shared by the streams of one draft worker."""
+
+    def add(self, value: float) -> None: ...
+
+    def value(self, default: float = 0.0) -> float: ...
+
+
+class DraftPool(Protocol):
+    """Where links come from."""
+
+    def connect_draft(self, stream: Stream) -> DraftLink | None:
+        """A link to the least loaded healthy worker that offers the request's drafter; None when there is none."""
+
+    def disconnect(self, link: DraftLink, error: Exception | None = None) -> None:
+        """The link is not used any more; `error` is why, when it failed."""
+
+    def drafters_of(self, link: DraftLink) -> tuple[str, ...]:
+        """Names that the worker offers."""
+
+    def proposal_ms(self, link: DraftLink) -> WaitLimit:
+        """Per drafted token plus one, of this worker."""
+
+
+class DraftSide:
+    """Opens in the background, proposes in time or not at all, and opens anew some time after a loss."""
+
+    def __init__(self, stream: Stream, pool: DraftPool, max_q_entries: int) -> None:
+        self._stream = stream
+        self._pool = pool
+        self._max_q_entries = max_q_entries
+        self._link: DraftLink | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._waited_for_opening = False
+        self._epoch = 0
+        self._reopen_after_s = REOPEN_AFTER_S
+        self._next_opening_at = 0.0
+        self.patience_tokens = 1
+        """Plain tokens until the next look whether drafts can be had."""
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """That can be asked for now, the request's choice considered."""
+        if self._link is None:
+            return ()
+        named = self._stream.request.drafter
+        return (named,) if named else self._pool.drafters_of(self._link)
+
+    def open_soon(self) -> None:
+        """Begins to open a session, unless the request wants no drafts or nobody offers any."""
+        if not self._stream.request.max_draft_tokens:
+            return
+        link = self._pool.connect_draft(self._stream)
+        if link is not None:
+            self._link, self._waited_for_opening = link, False
+            self._opening = asyncio.create_task(self._open(link))
+
+    async def ready(self) -> tuple[bool, str]:
+        """Whether a proposal can be asked for now, and why not."""
+        reason = await self._why_not()
+        self.patience_tokens = min(2 * self.patience_tokens, MAX_PATIENCE_TOKENS) if reason else 1
+        return not reason, reason
+
+    async def propose(self, choice: Choice) -> Drafted:
+        """Drafts for the log as it stands; none after a loss or when they are late."""
+        assert self._link is not None
+        link, history = self._link, self._pool.proposal_ms(self._link)
+        num_units = 1 + choice.num_draft_tokens
+        expected_s = history.value(0.0) * num_units / 1000
+        wait_s = max(MIN_WAIT_S, WAIT_FACTOR * expected_s) if expected_s else FIRST_WAIT_S
+        started = time.perf_counter()
+        try:
+            proposal = await link.propose(choice.num_draft_tokens, choice.drafter, wait_s)
+        except DraftLate:
+            elapsed_ms = 1000 * (time.perf_counter() - started)
+            # so that a worker that has become slower is waited for again, some rounds on
+            history.add(elapsed_ms / num_units)
+            return Drafted(SealedProposal(), wait_ms=elapsed_ms)
+        except OutriderError as error:
+            await self._lose(error)
+            return Drafted(SealedProposal(), wait_ms=1000 * (time.perf_counter() - started))
+        elapsed_ms = 1000 * (time.perf_counter() - started)
+        if proposal.num_draft_tokens == choice.num_draft_tokens:
+            history.add(elapsed_ms / num_units)
+        self._count_dropped(link)
+        return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000))
+
+    async def close(self, error: Exception | None = None) -> None:
+        """Frees the session. Harmless when repeated."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+            self._opening = None
+        if self._link is not None:
+            link, self._link = self._link, None
+            self._count_dropped(link)
+            self._pool.disconnect(link, error)
+            await link.close()
+
+    async def _why_not(self) -> str:
+        if self._link is None:
+            if time.perf_counter() >= self._next_opening_at:
+                self._next_opening_at = time.perf_counter() + self._reopen_after_s
+                self.open_soon()
+            if self._link is None:
+                return "no-draft-worker"
+        link = self._link
+        try:
+            if self._opening is not None:
+                await self._wait_opening(self._opening)
+                if self._opening is not None and not self._opening.done():
+                    return "draft-opening"
+                self._opening.result()
+                self._opening = None
+            if not link.reaches(self._stream.log.length):
+                return "draft-context-full"
+            return "" if link.ready() else "draft-late"
+        except OutriderError as error:
+            await self._lose(error)
+            return "draft-lost"
+
+    async def _wait_opening(self, opening: asyncio.Task[None]) -> None:
+        if not self._waited_for_opening:
+            self._waited_for_opening = True
+            await asyncio.wait({opening}, timeout=OPEN_WAIT_S)
+
+    async def _open(self, link: DraftLink) -> None:
+        self._epoch += 1
+        request = self._stream.request
+        await link.open(
+            DraftOpening(
+                session_id=secrets.token_bytes(16),
+                epoch=self._epoch,
+                prompt_ids=request.prompt_ids,
+                committed_ids=tuple(self._stream.log.output_ids),
+                sampling=self._stream.sampling,
+                stopping=request.stopping,
+                max_q_entries=self._max_q_entries,
+                drafter=request.drafter,
+                tenant=request.tenant,
+            )
+        )
+        await link.wait_opened()
+
+    async def _lose(self, error: OutriderError) -> None:
+        if error.reason != SESSION_LOST:
+            self._stream.statistics.num_draft_failures += 1
+        self._next_opening_at = time.perf_counter() + self._reopen_after_s
+        self._reopen_after_s = min(2 * self._reopen_after_s, MAX_REOPEN_AFTER_S)
+        await self.close(error)
+
+    def _count_dropped(self, link: DraftLink) -> None:
+        self._stream.statistics.num_dropped_proposals += link.take_num_dropped()

@@ -1,0 +1,117 @@
+"""γ and drafter that commit most tokens per second, plain decoding at its true cost among them.
+
+rate(drafter, γ) = E[tokens | drafter, γ] / T(drafter, γ); rate(plain) = 1 / T(plain token). The best is taken. What is
+not best is tried again whenever the time since its last try makes the expected loss a small share of that time: so no
+choice is forever, and a hopeless one costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.gamma.estimates import PairEstimates, Survival
+from coordinator.gamma.policy import Choice, RoundReport
+
+PROBE_SHARE = 0.01
+"""Of a stream's time that probes may lose, all together."""
+MIN_PROBE_INTERVAL_TOKENS = 32
+WARM_UP_ROUNDS = 2
+WARM_UP_GAMMA = 4
+PLAIN_PROBE_TOKENS = 4
+MIN_PLAIN_RUN_TOKENS = 16
+MIN_MS = 1e-6
+PLAIN = ""
+"""Name of plain decoding among the drafters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a choice is expected to commit and to take."""
+
+    drafter: str
+    num_draft_tokens: int
+    tokens: float
+    ms: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / max(MIN_MS, self.ms)
+
+    def loss_ms(self, best: _Plan) -> float:
+        """Time lost when this is done once instead of the best."""
+        return max(0.0, self.ms - self.tokens / best.rate)
+
+
+@dataclass(slots=True)
+class _LastTry:
+    ms: float = 0.0
+    tokens: int = 0
+
+
+class AdaptiveGamma:
+    """One stream's controller over the estimates that it shares with its neighbours."""
+
+    def __init__(self, shared: PairEstimates, max_draft_tokens: int) -> None:
+        self._shared = shared
+        self._max_draft_tokens = max_draft_tokens
+        self._survival: dict[str, Survival] = {}
+        self._last_try: dict[str, _LastTry] = {}
+        self._ms = 0.0
+        self._tokens = 0
+
+    def choose(self, max_draft_tokens: int, max_credit_tokens: int, drafters: tuple[str, ...]) -> Choice:
+        cap = min(max_draft_tokens, self._max_draft_tokens)
+        if cap < 1 or not drafters:
+            return Choice("", 0, "no-room" if drafters else "no-draft-worker", max_credit_tokens)
+        for name in drafters:
+            if self._shared.survival(name).num_rounds < WARM_UP_ROUNDS:
+                return Choice(name, min(WARM_UP_GAMMA, cap), "warm-up")
+        if not self._shared.plain:
+            return Choice("", 0, "warm-up", min(PLAIN_PROBE_TOKENS, max_credit_tokens))
+        plain = self._plain_plan(max_credit_tokens)
+        plans = [plain, *(self._best_plan(name, cap) for name in drafters)]
+        best = max(plans, key=lambda plan: plan.rate)
+        waits = {plan.drafter: self._ms_to_probe(plan, best, len(plans)) for plan in plans if plan is not best}
+        for plan in plans:
+            if waits.get(plan.drafter, 1.0) <= 0:
+                return self._choice(plan, "probe", min(PLAIN_PROBE_TOKENS, max_credit_tokens))
+        tokens_to_probe = int(min(waits.values()) * plain.rate) if best is plain else 0
+        return self._choice(best, "best", min(max(MIN_PLAIN_RUN_TOKENS, tokens_to_probe), max_credit_tokens))
+
+    def observe(self, report: RoundReport) -> None:
+        shared, choice = self._shared, report.choice
+        self._ms += report.round_ms
+        self._tokens += report.num_committed
+        name = choice.drafter if choice.num_draft_tokens else PLAIN
+        self._last_try[name] = _LastTry(self._ms, self._tokens)
+        if name == PLAIN:
+            shared.observe_plain(report)
+            return
+        shared.observe_round(report)
+        if not report.ended:
+            self._own_survival(name).observe(choice.num_draft_tokens, report.num_accepted)
+            shared.survival(name).observe(choice.num_draft_tokens, report.num_accepted)
+
+    def _plain_plan(self, credit: int) -> _Plan:
+        ms = self._shared.plain.value() + self._shared.verify_network.value() / max(1, credit)
+        return _Plan(PLAIN, 0, PLAIN_PROBE_TOKENS, PLAIN_PROBE_TOKENS * max(MIN_MS, ms))
+
+    def _best_plan(self, name: str, cap: int) -> _Plan:
+        expected = self._own_survival(name).expected_tokens()
+        plans = (_Plan(name, gamma, expected[gamma], self._shared.round_ms(name, gamma)) for gamma in range(1, cap + 1))
+        return max(plans, key=lambda plan: plan.rate)
+
+    def _ms_to_probe(self, plan: _Plan, best: _Plan, num_plans: int) -> float:
+        """Time until a try of `plan` is due; not positive: it is."""
+        last = self._last_try.get(plan.drafter, _LastTry())
+        tokens_missing = last.tokens + MIN_PROBE_INTERVAL_TOKENS - self._tokens
+        allowed_at = last.ms + plan.loss_ms(best) * (num_plans - 1) / PROBE_SHARE
+        return max(allowed_at - self._ms, tokens_missing / best.rate)
+
+    def _own_survival(self, name: str) -> Survival:
+        if name not in self._survival:
+            self._survival[name] = Survival(prior=self._shared.survival(name))
+        return self._survival[name]
+
+    def _choice(self, plan: _Plan, reason: str, credit: int) -> Choice:
+        return Choice(plan.drafter, plan.num_draft_tokens, reason, 0 if plan.num_draft_tokens else credit)

@@ -1,0 +1,86 @@
+"""One `Generate` from its resolved request to its last event: admission, a stream per choice, one end for all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+from coordinator.admission import Admission
+from coordinator.drafting import DraftSide
+from coordinator.outbox import Outbox
+from coordinator.pool import SessionPool
+from coordinator.request import ResolvedRequest
+from coordinator.round_loop import RoundLoop
+from coordinator.stream import Stream
+from coordinator.text.tokenizer import TextCodec
+from coordinator.verifying import TargetSide
+from outrider.errors import DeadlineExceeded
+from outrider.results import Event, Started
+from outrider.settings import CoordinatorSettings
+
+
+class Generation:
+    """Runs requests. Closing the iterator that `events` gives frees both sides of every stream of the request."""
+
+    def __init__(self, pool: SessionPool, admission: Admission, settings: CoordinatorSettings) -> None:
+        self._pool = pool
+        self._admission = admission
+        self._settings = settings
+
+    async def events(
+        self, request: ResolvedRequest, codec: TextCodec, *, arrived: float, time_left_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """`Started` at once, then what the streams give. Raises the first error of any stream, after ending the others;
+        DeadlineExceeded after `time_left_s`, or after the server's longest time for a request."""
+        limit_s = (
+            self._settings.max_request_s if time_left_s is None else min(time_left_s, self._settings.max_request_s)
+        )
+        deadline = asyncio.get_running_loop().time() + limit_s
+        streams = [Stream(request, choice, codec, deadline=deadline) for choice in range(request.num_choices)]
+        ticket = self._admission.enter(request.num_choices, request.priority)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            yield Started(
+                request_id=request.request_id,
+                seed=request.sampling.seed,
+                acceptance=request.sampling.acceptance,
+                prompt_hash=request.prompt_hash,
+                num_prompt_tokens=len(request.prompt_ids),
+                model=request.model,
+            )
+            outbox = Outbox(self._settings.emit_buffer_chunks)
+            async with asyncio.timeout_at(deadline):
+                await ticket.admitted
+            tasks = [asyncio.create_task(self._run(stream, outbox, arrived, deadline)) for stream in streams]
+            for stream in streams:
+                outbox.join(stream.choice)
+            async for event in outbox.events():
+                yield event
+            await asyncio.gather(*tasks)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request waited {limit_s:g} s for a place to run") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._admission.leave(ticket)
+
+    async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float) -> None:
+        """One stream. Its failure closes the outbox, so that the request ends with it."""
+        stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
+        target = TargetSide(stream, self._pool)
+        draft = DraftSide(stream, self._pool, self._settings.max_q_entries)
+        loop = RoundLoop(stream, target, draft, self._pool.policy(stream.request), outbox, arrived)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await loop.run()
+        except TimeoutError:
+            outbox.fail()
+            raise DeadlineExceeded("the request's time is up before its text is complete") from None
+        except BaseException:
+            outbox.fail()
+            raise
+        finally:
+            await asyncio.gather(draft.close(), target.close())
+            outbox.leave()

@@ -1,0 +1,241 @@
+"""What the round loop asks of a worker's session: a verdict for a proposal, a proposal for a prefix.
+
+A worker that is out of step is sent what it lacks; the log decides, never the worker. The clock of each answer starts
+when its question is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.log import Log
+from coordinator.peer import Peer
+from outrider.errors import Aborted, OutriderError
+from outrider.serving import session_calls as wire
+from outrider.serving.messages import DraftOpening, Header, TargetOpening, Verdict
+
+MAX_RESENDS = 3
+"""A worker that stays out of step after this many corrections is given up."""
+MAX_LATE_S = 10.0
+"""A proposal that is late for so long will not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A verdict and how long it took from its question, or from the verdict before; ms."""
+
+    verdict: Verdict
+    elapsed_ms: float
+
+    @property
+    def queue_ms(self) -> float:
+        return self.verdict.queue_us / 1000
+
+    @property
+    def work_ms(self) -> float:
+        """The model's pass and sampling."""
+        return (self.verdict.compute_us + self.verdict.sampling_us) / 1000
+
+    @property
+    def network_ms(self) -> float:
+        return max(0.0, self.elapsed_ms - self.queue_ms - self.work_ms)
+
+
+class TargetLink:
+    """A session on a target worker. Every method raises OutriderError once the worker is lost or refuses."""
+
+    def __init__(self, peer: Peer, address: str, log: Log) -> None:
+        self.address = address
+        self._peer = peer
+        self._log = log
+        self._epoch = 0
+
+    async def open(self, opening: TargetOpening) -> Timed:
+        """The first token after the opening's committed ids."""
+        self._epoch = opening.epoch
+        return await self._ask(lambda missing: wire.target_open(opening))
+
+    async def verify(self, proposal: wire.SealedProposal) -> Timed:
+        header = self._log.header(self._epoch)
+        return await self._ask(lambda missing: wire.target_verify(header, missing, proposal))
+
+    async def decode(self, credit_tokens: int) -> AsyncGenerator[Timed, None]:
+        """One verdict per token; the caller commits each before it asks for the next, and may end early."""
+        header = self._log.header(self._epoch)
+        timed = await self._ask(lambda missing: wire.target_decode(header, missing, credit_tokens))
+        yield timed
+        while not timed.verdict.decode_ended:
+            started = time.perf_counter()
+            self._peer.num_outstanding = 1
+            verdict = await self._verdict()
+            self._peer.num_outstanding = 0
+            timed = Timed(verdict, 1000 * (time.perf_counter() - started))
+            yield timed
+
+    async def close(self) -> None:
+        await self._peer.close()
+
+    async def _ask(self, message: Callable[[tuple[int, ...]], Any]) -> Timed:
+        started = time.perf_counter()
+        missing: tuple[int, ...] = ()
+        for _ in range(MAX_RESENDS):
+            self._peer.num_outstanding = 1
+            await self._peer.send(message(missing))
+            try:
+                verdict = await self._verdict()
+                return Timed(verdict, 1000 * (time.perf_counter() - started))
+            except _Lags as lags:
+                if lags.header.epoch != self._epoch or not self._log.holds(lags.header):
+                    raise self._lost(f"is at another text ({lags.header})") from None
+                missing = self._log.since(lags.header.base_length)
+            finally:
+                self._peer.num_outstanding = 0
+        raise self._lost("stays out of step")
+
+    async def _verdict(self) -> Verdict:
+        """The next one for the log as it stands; older ones are no-ops."""
+        expected = self._log.header(self._epoch)
+        while True:
+            message = await self._peer.receive()
+            if isinstance(message, wire.Lagging):
+                raise _Lags(message.header)
+            if isinstance(message, Verdict) and message.header == expected and message.committed_ids:
+                return message
+
+    def _lost(self, what: str) -> OutriderError:
+        return Aborted(f"target worker {self.address} {what}", reason="SESSION_LOST", retry_delay_s=0.5)
+
+
+class _Lags(Exception):
+    def __init__(self, header: Header) -> None:
+        self.header = header
+
+
+class DraftLate(Exception):
+    """No proposal in time. It will be dropped whole when it comes; until then nothing more is asked."""
+
+
+class DraftLink:
+    """A session on a draft worker. Every method raises OutriderError once the worker is lost or refuses."""
+
+    def __init__(self, peer: Peer, address: str, log: Log) -> None:
+        self.address = address
+        self._peer = peer
+        self._log = log
+        self._opening: DraftOpening | None = None
+        self._context_length: int | None = None
+        self._awaited: list[Header] = []
+        """Prefixes that a proposal was asked for and has not come; answers come in order."""
+        self._asked_at = 0.0
+        self._sent_length: int | None = None
+        """Length of the worker's log once it has read all that was sent; None: it must be opened anew."""
+        self._num_dropped = 0
+
+    @property
+    def opened(self) -> bool:
+        return self._context_length is not None
+
+    def reaches(self, length: int) -> bool:
+        """Whether the worker's context has room for a draft after `length` tokens."""
+        return self._context_length is None or length < self._context_length
+
+    async def open(self, opening: DraftOpening) -> None:
+        """Sends the opening; `wait_opened` or the first proposal tells how it went."""
+        self._opening = opening
+        self._context_length = None
+        self._awaited.clear()
+        self._sent_length = len(opening.prompt_ids) + len(opening.committed_ids)
+        self._count_outstanding()
+        await self._peer.send(wire.draft_open(opening))
+
+    async def wait_opened(self) -> None:
+        while not self.opened:
+            self._take(await self._peer.receive())
+
+    def ready(self) -> bool:
+        """Whether a proposal can be asked for now: the session is open and owes nothing."""
+        while (message := self._peer.receive_now()) is not None:
+            self._take(message)
+        if self._awaited and time.perf_counter() - self._asked_at > MAX_LATE_S:
+            raise self._lost(f"owes a proposal for {MAX_LATE_S:g} s")
+        return self.opened and not self._awaited
+
+    async def propose(self, num_draft_tokens: int, drafter: str, wait_s: float) -> wire.SealedProposal:
+        """Drafts that follow the log, none when nothing fits. Raises DraftLate after `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                for _ in range(MAX_RESENDS):
+                    expected = await self._advance(num_draft_tokens, drafter)
+                    proposal = await self._answer(expected)
+                    if proposal is None:
+                        continue
+                    if proposal.num_draft_tokens > num_draft_tokens:
+                        self._num_dropped += 1
+                        return wire.SealedProposal()
+                    return proposal
+        except TimeoutError:
+            raise DraftLate from None
+        raise self._lost("stays out of step")
+
+    def take_num_dropped(self) -> int:
+        """Proposals dropped as stale, malformed or late since the last call."""
+        dropped, self._num_dropped = self._num_dropped, 0
+        return dropped
+
+    async def close(self) -> None:
+        await self._peer.close()
+
+    async def _advance(self, num_draft_tokens: int, drafter: str) -> Header:
+        assert self._opening is not None
+        if self._sent_length is None:
+            committed_ids = tuple(self._log.output_ids)
+            await self.open(
+                dataclasses.replace(self._opening, epoch=self._opening.epoch + 1, committed_ids=committed_ids)
+            )
+        assert self._sent_length is not None
+        header, since = self._log.header(self._opening.epoch), self._log.since(self._sent_length)
+        # before the await: a write that is cut short by the wait limit may still have gone out
+        self._sent_length = header.base_length
+        self._awaited.append(header)
+        self._asked_at = time.perf_counter()
+        self._count_outstanding()
+        await self._peer.send(wire.draft_advance(header, since, num_draft_tokens, drafter))
+        return header
+
+    async def _answer(self, expected: Header) -> wire.SealedProposal | None:
+        """None: the worker was out of step, and the next `_advance` sends what it lacks."""
+        while True:
+            message = await self._peer.receive()
+            if isinstance(message, wire.Proposed) and message.header == expected:
+                self._awaited.clear()
+                self._count_outstanding()
+                return message.proposal
+            self._take(message)
+            if isinstance(message, wire.Lagging):
+                return None
+
+    def _take(self, message: Any) -> None:
+        """A message that no round waits for: the opening's answer, a proposal that is late or foreign."""
+        if isinstance(message, wire.Opened):
+            self._context_length = message.context_length
+        elif isinstance(message, wire.Proposed):
+            self._num_dropped += 1
+            if message.header in self._awaited:
+                self._awaited.remove(message.header)
+        elif isinstance(message, wire.Lagging):
+            del self._awaited[:1]
+            assert self._opening is not None
+            fits = message.header.epoch == self._opening.epoch and self._log.holds(message.header)
+            self._sent_length = message.header.base_length if fits else None
+        self._count_outstanding()
+
+    def _count_outstanding(self) -> None:
+        self._peer.num_outstanding = len(self._awaited) + (not self.opened)
+
+    def _lost(self, what: str) -> OutriderError:
+        return Aborted(f"draft worker {self.address} {what}", reason="SESSION_LOST", retry_delay_s=0.5)

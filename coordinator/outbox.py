@@ -1,0 +1,66 @@
+"""Events on their way to a client. Each stream has room for so many chunks; a slow client pauses its own alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from outrider.results import Chunk, Event
+
+
+class Outbox:
+    """One request's events, all its streams' merged in order."""
+
+    def __init__(self, room_chunks: int) -> None:
+        self._room_chunks = room_chunks
+        self._events: deque[Event] = deque()
+        self._waiting_chunks: dict[int, int] = {}
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._num_open = 0
+        self._failed = False
+
+    def join(self, index: int) -> None:
+        """A stream that will put events."""
+        self._waiting_chunks[index] = 0
+        self._num_open += 1
+
+    def leave(self) -> None:
+        """A stream has put its last event."""
+        self._num_open -= 1
+        self._changed.set()
+
+    def fail(self) -> None:
+        """A stream failed: `events` ends, whatever is left."""
+        self._failed = True
+        self._changed.set()
+
+    def put(self, event: Event) -> None:
+        """Never waits: call `room` first."""
+        if isinstance(event, Chunk):
+            self._waiting_chunks[event.index] += 1
+        self._events.append(event)
+        self._changed.set()
+
+    async def room(self, index: int) -> int:
+        """Chunks that this stream may put; waits until there is one."""
+        while (room := self._room_chunks - self._waiting_chunks[index]) <= 0:
+            self._taken.clear()
+            await self._taken.wait()
+        return room
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Ends once all streams have left."""
+        while True:
+            while self._events and not self._failed:
+                event = self._events.popleft()
+                yield event
+                if isinstance(event, Chunk):
+                    # only now: while the client takes its time over this one, it still fills the buffer
+                    self._waiting_chunks[event.index] -= 1
+                    self._taken.set()
+            if self._failed or not self._num_open:
+                return
+            self._changed.clear()
+            await self._changed.wait()

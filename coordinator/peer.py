@@ -1,0 +1,141 @@
+"""The coordinator's end of one session stream: an inbox, ordered writes, heartbeats, and word of a lost peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from outrider.errors import OutriderError, Unavailable
+from outrider.serving.status import from_rpc_error
+
+RETRY_DELAY_S = 0.5
+
+
+class Peer:
+    """One bidirectional stream to a worker. `receive` raises OutriderError once the worker failed, left or fell silent.
+
+    A worker is silent when it sends nothing, heartbeats included, for `timeout_s` while an answer is outstanding. The
+    time is counted in our own heartbeat ticks, so that a pause of this process is not taken for one of the worker.
+    """
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall,
+        read: Callable[[Any], Any],
+        *,
+        address: str,
+        heartbeat: Any,
+        is_heartbeat: Callable[[Any], bool],
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._call = call
+        self._read = read
+        self._address = address
+        self._heartbeat = heartbeat
+        self._is_heartbeat = is_heartbeat
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._failure: OutriderError | None = None
+        self._write_lock = asyncio.Lock()
+        self._num_silent_ticks = 0
+        self.num_outstanding = 0
+        """Answers owed; maintained by the link that knows what answers what."""
+        self._tasks = (asyncio.create_task(self._read_all()), asyncio.create_task(self._beat()))
+
+    async def send(self, message: Any) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._num_silent_ticks = 0
+        try:
+            async with self._write_lock:
+                await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            # the reader learns why the call ended; its status is the better error
+            await self._call.code()
+            await asyncio.sleep(0)
+            raise self._failure or self._gone("closed the stream") from None
+
+    async def receive(self) -> Any:
+        """The next message that is not a heartbeat. Safe to cancel."""
+        message = await self._inbox.get()
+        if message is None:
+            self._inbox.put_nowait(None)
+            assert self._failure is not None
+            raise self._failure
+        return message
+
+    def receive_now(self) -> Any | None:
+        """A message that is already there. Raises like `receive`."""
+        if self._inbox.empty():
+            return None
+        message = self._inbox.get_nowait()
+        if message is None:
+            self._inbox.put_nowait(None)
+            assert self._failure is not None
+            raise self._failure
+        return message
+
+    async def close(self) -> None:
+        """Ends the stream; the worker frees its session."""
+        self._fail(self._gone("was closed here"))
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _read_all(self) -> None:
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._num_silent_ticks = 0
+                content = self._read(message)
+                if not self._is_heartbeat(content):
+                    self._inbox.put_nowait(content)
+            code = await self._call.code()
+            if code is not grpc.StatusCode.OK:
+                raise grpc.aio.AioRpcError(
+                    code,
+                    await self._call.initial_metadata(),
+                    await self._call.trailing_metadata(),
+                    details=await self._call.details(),
+                )
+            self._fail(self._gone("closed the stream"))
+        except grpc.aio.AioRpcError as error:
+            self._fail(from_rpc_error(error))
+        except asyncio.CancelledError:
+            # by `close`, or the call was cancelled under us
+            self._fail(self._gone("cancelled the stream"))
+            raise
+        except ValueError as error:
+            self._fail(self._gone(f"sent what this version does not understand: {error}"))
+            self._call.cancel()
+
+    async def _beat(self) -> None:
+        while self._failure is None:
+            await asyncio.sleep(self._interval_s)
+            if not self.num_outstanding:
+                self._num_silent_ticks = 0
+                continue
+            self._num_silent_ticks += 1
+            if self._num_silent_ticks * self._interval_s > self._timeout_s:
+                self._fail(self._gone(f"has been silent for {self._timeout_s:g} s"))
+                self._call.cancel()
+            elif not self._write_lock.locked():
+                # a write that still waits for the transport is no reason to queue another
+                try:
+                    async with self._write_lock:
+                        await self._call.write(self._heartbeat)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+                    return
+
+    def _fail(self, error: OutriderError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._inbox.put_nowait(None)
+
+    def _gone(self, what: str) -> Unavailable:
+        return Unavailable(f"worker {self._address} {what}", reason="WORKER_LOST", retry_delay_s=RETRY_DELAY_S)

@@ -1,0 +1,93 @@
+"""Links for streams: picks a worker, opens a session stream on its channel, counts it, remembers what rounds cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.directory import WorkerDirectory
+from coordinator.gamma.adaptive import AdaptiveGamma
+from coordinator.gamma.estimates import Median, PairEstimates
+from coordinator.gamma.fixed import FixedGamma
+from coordinator.gamma.policy import GammaPolicy
+from coordinator.links import DraftLink, TargetLink
+from coordinator.peer import Peer
+from coordinator.request import ResolvedRequest
+from coordinator.stream import Stream
+from coordinator.worker import WorkerRecord
+from outrider.errors import Aborted
+from outrider.serving import session_calls as wire
+from outrider.settings import CoordinatorSettings
+
+
+class SessionPool:
+    """Every session stream of this coordinator. `deadline` of a stream is its call's: loop time, or None."""
+
+    def __init__(self, directory: WorkerDirectory, settings: CoordinatorSettings) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._sessions: dict[TargetLink | DraftLink, WorkerRecord] = {}
+        self._estimates: dict[str, PairEstimates] = {}
+
+    def policy(self, request: ResolvedRequest) -> GammaPolicy:
+        """Fixed or adaptive, as the request says. Streams of one model share what they learn of costs."""
+        if request.num_speculative_tokens is not None:
+            return FixedGamma(request.num_speculative_tokens)
+        shared = self._estimates.setdefault(request.model, PairEstimates())
+        return AdaptiveGamma(shared, request.max_speculative_tokens)
+
+    def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
+        worker = self._directory.pick_target(stream.request.model, avoid)
+        call = wire.target_call(worker.channel, self._timeout_s(stream))
+        peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
+        return self._enlist(TargetLink(peer, worker.address, stream.log), worker)
+
+    def connect_draft(self, stream: Stream) -> DraftLink | None:
+        worker = self._directory.pick_draft(stream.request.model, stream.request.drafter)
+        if worker is None:
+            return None
+        call = wire.draft_call(worker.channel, self._timeout_s(stream))
+        peer = self._peer(call, wire.read_draft, worker, wire.DRAFT_HEARTBEAT)
+        return self._enlist(DraftLink(peer, worker.address, stream.log), worker)
+
+    def disconnect(self, link: TargetLink | DraftLink, error: Exception | None = None) -> None:
+        """The link is not used any more; `error` is why, when it failed."""
+        worker = self._sessions.pop(link, None)
+        if worker is None:
+            return
+        worker.num_sessions -= 1
+        if error is not None and getattr(error, "status", "") == "UNAVAILABLE" and not isinstance(error, Aborted):
+            worker.suspect()
+
+    def drafters_of(self, link: DraftLink) -> tuple[str, ...]:
+        description = self._sessions[link].description
+        return description.drafters if description is not None else ()
+
+    def proposal_ms(self, link: DraftLink) -> Median:
+        return self._sessions[link].proposal_ms
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def _enlist(self, link: Any, worker: WorkerRecord) -> Any:
+        self._sessions[link] = worker
+        worker.num_sessions += 1
+        return link
+
+    def _timeout_s(self, stream: Stream) -> float | None:
+        if stream.deadline is None:
+            return None
+        return max(0.0, stream.deadline - asyncio.get_running_loop().time())
+
+    def _peer(self, call: Any, read: Callable[[Any], Any], worker: WorkerRecord, heartbeat: Any) -> Peer:
+        return Peer(
+            call,
+            read,
+            address=worker.address,
+            heartbeat=heartbeat,
+            is_heartbeat=lambda content: isinstance(content, wire.Alive),
+            interval_s=self._settings.heartbeat_ms / 1000,
+            timeout_s=self._settings.peer_timeout_s,
+        )

@@ -1,0 +1,84 @@
+"""Prompts to ids: plain text, ids as they are, or a conversation in the model's template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.model import ServedModel
+from outrider.errors import InvalidArgument
+
+
+def prompt_ids(request: Any, model: ServedModel) -> tuple[int, ...]:
+    """Ids of the request's prompt, at least one, leaving room for at least one more. Raises InvalidArgument."""
+    context = model.description.context_length
+    match request.WhichOneof("prompt"):
+        case "text":
+            field, ids = "text", text_ids(request.text, model)
+        case "chat":
+            field, ids = "chat", chat_ids(request.chat, model)
+        case "token_ids":
+            field, ids = "token_ids.ids", tuple(request.token_ids.ids)
+            _check_size(field, len(ids), model, exact=True)
+            _check_range(ids, model.description.vocab_size)
+        case _:
+            raise InvalidArgument("prompt is missing: set one of text, token_ids, chat", field="prompt")
+    if not ids:
+        raise InvalidArgument(f"{field}: the prompt is empty, it needs at least one token", field=field)
+    _check_size(field, len(ids), model, exact=True)
+    assert len(ids) < context
+    return ids
+
+
+def text_ids(text: str, model: ServedModel) -> tuple[int, ...]:
+    """As the model's own tokenizer does it, with its beginning-of-sequence id, if any."""
+    if not text:
+        raise InvalidArgument("text: the prompt is empty, it needs at least one token", field="text")
+    _check_size("text", len(text) // model.codec.max_token_chars, model, exact=False)
+    ids = tuple(model.codec.encode(text, add_special_tokens=True))
+    bos = model.description.bos_token_id
+    return ids if bos is None or ids[:1] == (bos,) else (bos, *ids)
+
+
+def chat_ids(chat: Any, model: ServedModel) -> tuple[int, ...]:
+    """The rendered template, which writes its special tokens itself."""
+    if model.chat_template is None:
+        raise InvalidArgument(
+            f"chat: model {model.name!r} has no chat template; send text or token_ids",
+            field="chat",
+            reason="NO_TEMPLATE",
+        )
+    if not chat.messages:
+        raise InvalidArgument("chat.messages is empty, it needs at least one message", field="chat.messages")
+    for index, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidArgument(f"chat.messages[{index}].role is empty", field=f"chat.messages[{index}].role")
+    size = sum(len(message.content) for message in chat.messages)
+    _check_size("chat", size // model.codec.max_token_chars, model, exact=False)
+    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+    add = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+    return tuple(
+        model.codec.encode(model.chat_template.render(messages, add_generation_prompt=add), add_special_tokens=False)
+    )
+
+
+def _check_size(field: str, num_tokens: int, model: ServedModel, *, exact: bool) -> None:
+    """With `exact` false, `num_tokens` is a lower bound that spares tokenizing what cannot fit."""
+    context = model.description.context_length
+    if num_tokens >= context:
+        raise InvalidArgument(
+            f"{field}: the prompt has {'' if exact else 'at least '}{num_tokens} tokens, the model's context of "
+            f"{context} holds at most {context - 1} and one more to generate",
+            field=field,
+            reason="PROMPT_TOO_LONG",
+        )
+
+
+def _check_range(ids: tuple[int, ...], vocab_size: int) -> None:
+    for index, token_id in enumerate(ids):
+        if token_id >= vocab_size:
+            raise InvalidArgument(
+                f"token_ids.ids: id {token_id} at index {index} is out of range, ids of this model are below "
+                f"{vocab_size}",
+                field="token_ids.ids",
+                reason="TOKEN_ID_OUT_OF_RANGE",
+            )

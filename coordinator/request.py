@@ -1,0 +1,282 @@
+"""A `GenerateRequest` checked and resolved: every field validated, refused by name with its limit, nothing clamped.
+
+Reads the wire message by its field names only; what comes out is plain data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.model import ServedModel
+from coordinator.prompt import prompt_ids
+from outrider.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from outrider.sampling.noise import hash_ids
+from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from outrider.settings import CoordinatorSettings
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 16
+MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 100.0
+AUTO = "auto"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRequest:
+    """Every value decided. `drafter` "" is auto; `num_speculative_tokens` None is adaptive up to the maximum."""
+
+    request_id: str
+    model: str
+    prompt_ids: tuple[int, ...]
+    prompt_hash: int
+    sampling: SamplingParams
+    stopping: StoppingParams
+    stop_strings: tuple[str, ...] = ()
+    include_stop: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    skip_special_tokens: bool = True
+    num_choices: int = 1
+    priority: int = 0
+    num_speculative_tokens: int | None = None
+    max_speculative_tokens: int = 0
+    drafter: str = ""
+    report_steps: bool = False
+    resume_token_ids: tuple[int, ...] = ()
+    tenant: str = "default"
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Drafts that one round may carry."""
+        fixed = self.num_speculative_tokens
+        return self.max_speculative_tokens if fixed is None else fixed
+
+
+def resolve_request_id(request: Any) -> str:
+    """The request's own id or a new one. Raises InvalidArgument."""
+    given = request.request_id
+    if given and not _REQUEST_ID.fullmatch(given):
+        raise InvalidArgument(
+            "request_id must be 1 to 128 characters of [A-Za-z0-9._:-]", field="request_id", reason="BAD_REQUEST_ID"
+        )
+    return given or secrets.token_hex(16)
+
+
+def resolve(
+    request: Any, model: ServedModel, settings: CoordinatorSettings, *, request_id: str, tenant: str = "default"
+) -> ResolvedRequest:
+    """Raises InvalidArgument, Unimplemented or FailedPrecondition naming the field."""
+    _refuse_unsupported(request)
+    output = _resolve_output(request.output)
+    sampling = _resolve_sampling(request, model, settings)
+    speculation = _resolve_speculation(request.speculation, model, settings)
+    stop_strings = _resolve_stop_strings(request.stopping)
+    ids = prompt_ids(request, model)
+    stopping = _resolve_stopping(request.stopping, len(ids), model, settings)
+    prompt_hash = hash_ids(ids)
+    resumed = _resolve_resume(request, prompt_hash, stopping.max_tokens, output["num_choices"], model)
+    return ResolvedRequest(
+        request_id=request_id,
+        model=model.name,
+        prompt_ids=ids,
+        prompt_hash=prompt_hash,
+        sampling=sampling,
+        stopping=stopping,
+        stop_strings=stop_strings,
+        include_stop=request.stopping.include_stop_str_in_output,
+        priority=request.priority,
+        resume_token_ids=resumed,
+        tenant=tenant,
+        **output,
+        **speculation,
+    )
+
+
+def _refuse_unsupported(request: Any) -> None:
+    for field, what in (("lora_adapter", "LoRA adapters"), ("tools_json", "tools"), ("image_urls", "images")):
+        if getattr(request, field):
+            raise InvalidArgument(f"{field}: {what} are not supported", field=field, reason="NOT_SUPPORTED")
+    if request.HasField("structured_output"):
+        constraint = request.structured_output.WhichOneof("constraint")
+        field = "structured_output" + (f".{constraint}" if constraint else "")
+        raise Unimplemented(f"{field}: structured output is not supported yet; leave it unset", field=field)
+
+
+def _resolve_sampling(request: Any, model: ServedModel, settings: CoordinatorSettings) -> SamplingParams:
+    options = request.sampling
+    defaults = model.description.generation_defaults
+
+    def pick(name: str, neutral: float) -> float:
+        return getattr(options, name) if options.HasField(name) else defaults.get(name, neutral)
+
+    temperature = pick("temperature", 1.0)
+    if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
+        _refuse("sampling.temperature", temperature, f"0 (greedy) or from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}")
+    top_p = pick("top_p", 1.0)
+    if not 0 < top_p <= 1:
+        _refuse("sampling.top_p", top_p, "above 0 and at most 1")
+    return SamplingParams(
+        temperature=temperature,
+        top_k=int(pick("top_k", 0)),
+        top_p=top_p,
+        min_p=_within("sampling.min_p", pick("min_p", 0.0), 0, 1),
+        repetition_penalty=_repetition_penalty(pick("repetition_penalty", 1.0)),
+        presence_penalty=_within("sampling.presence_penalty", pick("presence_penalty", 0.0), -2, 2),
+        frequency_penalty=_within("sampling.frequency_penalty", pick("frequency_penalty", 0.0), -2, 2),
+        logit_bias=_logit_bias(options.logit_bias, model.description.vocab_size),
+        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        acceptance=_acceptance(request.speculation.acceptance, options.HasField("seed"), settings),
+    )
+
+
+def _repetition_penalty(value: float) -> float:
+    if not 0 < value <= 10:
+        _refuse("sampling.repetition_penalty", value, "above 0 and at most 10")
+    return value
+
+
+def _logit_bias(bias: Any, vocab_size: int) -> dict[int, float]:
+    for token_id, value in bias.items():
+        _within(f"sampling.logit_bias[{token_id}]", value, -100, 100)
+    _check_ids("sampling.logit_bias", tuple(bias), vocab_size)
+    return dict(sorted(bias.items()))
+
+
+def _acceptance(number: int, has_seed: bool, settings: CoordinatorSettings) -> AcceptanceRule:
+    if not number:
+        return AcceptanceRule.COUPLED if has_seed else AcceptanceRule[settings.acceptance.upper()]
+    try:
+        return AcceptanceRule(number)
+    except ValueError:
+        names = ", ".join(f"{rule.name} ({rule.value})" for rule in AcceptanceRule)
+        raise InvalidArgument(
+            f"speculation.acceptance is {number}, must be one of {names}", field="speculation.acceptance"
+        ) from None
+
+
+def _resolve_stopping(
+    options: Any, num_prompt_tokens: int, model: ServedModel, settings: CoordinatorSettings
+) -> StoppingParams:
+    context = model.description.context_length
+    left = context - num_prompt_tokens
+    max_tokens = min(settings.default_max_tokens, left)
+    if options.HasField("max_tokens"):
+        max_tokens = options.max_tokens
+        if max_tokens < 1:
+            _refuse("stopping.max_tokens", max_tokens, "at least 1")
+        if max_tokens > left:
+            raise InvalidArgument(
+                f"stopping.max_tokens is {max_tokens}, but the prompt's {num_prompt_tokens} tokens leave {left} of the "
+                f"model's context of {context}",
+                field="stopping.max_tokens",
+                reason="CONTEXT_EXCEEDED",
+            )
+    min_tokens = options.min_tokens if options.HasField("min_tokens") else 0
+    if not 0 <= min_tokens <= max_tokens:
+        _refuse("stopping.min_tokens", min_tokens, f"from 0 to max_tokens, which is {max_tokens}")
+    stop_ids = tuple(options.stop_token_ids)
+    _check_ids("stopping.stop_token_ids", stop_ids, model.description.vocab_size)
+    own = () if options.ignore_eos else model.description.eos_token_ids
+    return StoppingParams(max_tokens, min_tokens, frozenset((*stop_ids, *own)))
+
+
+def _resolve_stop_strings(options: Any) -> tuple[str, ...]:
+    stops = tuple(options.stop)
+    if len(stops) > MAX_STOP_STRINGS:
+        _refuse("stopping.stop", f"{len(stops)} strings", f"at most {MAX_STOP_STRINGS}")
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            _refuse(f"stopping.stop[{index}]", f"{len(stop)} code points long", f"from 1 to {MAX_STOP_CHARS}")
+    return stops
+
+
+def _resolve_output(options: Any) -> dict[str, Any]:
+    if options.top_logprobs > MAX_TOP_LOGPROBS:
+        _refuse("output.top_logprobs", options.top_logprobs, f"at most {MAX_TOP_LOGPROBS}")
+    if options.top_logprobs and not options.logprobs:
+        raise InvalidArgument("output.top_logprobs needs output.logprobs", field="output.top_logprobs")
+    num_choices = options.n if options.HasField("n") else 1
+    if not 1 <= num_choices <= MAX_CHOICES:
+        _refuse("output.n", num_choices, f"from 1 to {MAX_CHOICES}")
+    return {
+        "logprobs": options.logprobs,
+        "top_logprobs": options.top_logprobs,
+        "skip_special_tokens": options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+        "num_choices": num_choices,
+    }
+
+
+def _resolve_speculation(options: Any, model: ServedModel, settings: CoordinatorSettings) -> dict[str, Any]:
+    cap = model.max_draft_tokens
+    fixed = settings.num_speculative_tokens
+    if options.HasField("num_speculative_tokens"):
+        fixed = int(_within("speculation.num_speculative_tokens", options.num_speculative_tokens, 0, cap))
+    elif options.HasField("max_speculative_tokens"):
+        fixed = None
+    if fixed is not None and fixed > cap:
+        raise FailedPrecondition(
+            f"this server is set to {fixed} drafts a round, its workers carry at most {cap}; give "
+            "speculation.num_speculative_tokens, or raise max_draft_tokens of the workers",
+            field="speculation.num_speculative_tokens",
+        )
+    maximum = min(settings.max_speculative_tokens, cap)
+    if options.HasField("max_speculative_tokens"):
+        maximum = int(_within("speculation.max_speculative_tokens", options.max_speculative_tokens, 1, cap))
+    drafter = "" if options.drafter == AUTO else options.drafter
+    if drafter and drafter not in model.drafters:
+        known = ", ".join((AUTO, *model.drafters))
+        _refuse("speculation.drafter", repr(options.drafter)[:80], f"one of {known}")
+    return {
+        "num_speculative_tokens": fixed,
+        "max_speculative_tokens": maximum,
+        "drafter": drafter,
+        "report_steps": options.report_steps,
+    }
+
+
+def _resolve_resume(
+    request: Any, prompt_hash: int, max_tokens: int, num_choices: int, model: ServedModel
+) -> tuple[int, ...]:
+    resumed = tuple(request.resume_token_ids)
+    if request.HasField("prompt_hash") and request.prompt_hash != prompt_hash:
+        raise FailedPrecondition(
+            f"prompt_hash is {request.prompt_hash:#x}, but this prompt hashes to {prompt_hash:#x}: resume with the "
+            "very same prompt",
+            field="prompt_hash",
+            reason="PROMPT_CHANGED",
+        )
+    _check_ids("resume_token_ids", resumed, model.description.vocab_size)
+    if resumed and num_choices > 1:
+        raise InvalidArgument("resume_token_ids needs output.n to be 1: resume one choice", field="resume_token_ids")
+    if len(resumed) > max_tokens:
+        _refuse("resume_token_ids", f"{len(resumed)} ids", f"at most stopping.max_tokens, which is {max_tokens}")
+    return resumed
+
+
+def _within(field: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:
+        _refuse(field, value, f"from {low} to {high}")
+    return value
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    for index, token_id in enumerate(ids):
+        if token_id >= vocab_size:
+            raise InvalidArgument(
+                f"{field}: id {token_id} at index {index} is out of range, ids of this model are below {vocab_size}",
+                field=field,
+                reason="TOKEN_ID_OUT_OF_RANGE",
+            )
+
+
+def _refuse(field: str, value: object, limit: str) -> None:
+    shown = "NaN" if isinstance(value, float) and math.isnan(value) else value
+    raise InvalidArgument(f"{field} is {shown}, must be {limit}", field=field, reason="OUT_OF_RANGE")

@@ -1,0 +1,244 @@
+"""The public service and the fleet's registry on one port: protobuf in, protobuf out, everything else elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import Any
+
+from coordinator.admission import Admission
+from coordinator.directory import WorkerDirectory
+from coordinator.generate import Generation
+from coordinator.model import ServedModel
+from coordinator.pool import SessionPool
+from coordinator.prompt import chat_ids, text_ids
+from coordinator.request import ResolvedRequest, resolve, resolve_request_id
+from outrider.errors import InvalidArgument
+from outrider.sampling.params import AcceptanceRule
+from outrider.serving.events import event_to_pb
+from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
+from outrider.serving.worker_calls import capacity_to_pb, role_from_pb, role_to_pb
+from outrider.settings import CoordinatorSettings
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"]
+FLEET = worker_pb2.DESCRIPTOR.services_by_name["FleetService"]
+DEFAULT_TENANT = "default"
+LONG_PROMPT_CHARS = 16_384
+"""From here on a prompt is tokenized off the event loop."""
+LONG_PROMPT_IDS = 4_096
+_TENANT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class GenerationServicer:
+    """`GenerationService` over one directory of workers."""
+
+    def __init__(self, settings: CoordinatorSettings, directory: WorkerDirectory, server: Server) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._server = server
+        self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests)
+        self._generation = Generation(SessionPool(directory, settings), self._admission, settings)
+        self._started = time.monotonic()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
+        arrived = time.perf_counter()
+        request_id = resolve_request_id(request)
+        context.set_trailing_metadata((("x-request-id", request_id),))
+        await context.send_initial_metadata((("x-request-id", request_id),))
+        tenant = tenant_of(context.invocation_metadata() or (), self._settings.trusted_tenant_header)
+        model = self._directory.model(request.model)
+        resolved = await self._resolve(request, model, request_id, tenant)
+        self._directory.pick_target(model.name)
+        events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=context.time_remaining())
+        async with aclosing(events):
+            async for event in events:
+                yield event_to_pb(event)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        model = self._directory.model(request.model)
+        description = model.description
+        info = pb.GetModelInfoResponse(
+            model=model.name,
+            model_fingerprint=description.model_fingerprint,
+            tokenizer_fingerprint=description.tokenizer_fingerprint,
+            context_length=description.context_length,
+            vocab_size=description.vocab_size,
+            eos_token_ids=description.eos_token_ids,
+            draft_model=model.draft_model,
+            drafters=model.drafters,
+            acceptance_rules=[int(rule) for rule in AcceptanceRule],  # type: ignore[misc]
+            max_speculative_tokens=model.max_draft_tokens,
+            has_chat_template=model.chat_template is not None,
+            dtype=description.dtype,
+            default_max_tokens=self._settings.default_max_tokens,
+            simulated=description.simulated,
+        )
+        for name, value in description.generation_defaults.items():
+            setattr(info.generation_defaults, name, int(value) if name == "top_k" else value)
+        return info
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
+        return pb.GetServerInfoResponse(
+            versions={"outrider": version("outrider"), "grpcio": version("grpcio")},
+            models=self._directory.model_names(),
+            workers=[self._worker_status(worker) for worker in self._directory.workers()],
+            num_requests_running=self._admission.num_running,
+            num_requests_waiting=self._admission.num_waiting,
+            uptime_s=time.monotonic() - self._started,
+            draining=self._server.draining,
+        )
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        model = self._directory.model(request.model)
+        match request.WhichOneof("prompt"):
+            case "text":
+                return pb.TokenizeResponse(token_ids=await asyncio.to_thread(text_ids, request.text, model))
+            case "chat":
+                return pb.TokenizeResponse(token_ids=await asyncio.to_thread(chat_ids, request.chat, model))
+        raise InvalidArgument("prompt is missing: set one of text, chat", field="prompt")
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        model = self._directory.model(request.model)
+        for index, token_id in enumerate(request.token_ids):
+            if token_id >= model.description.vocab_size:
+                raise InvalidArgument(
+                    f"token_ids: id {token_id} at index {index} is out of range, ids of this model are below "
+                    f"{model.description.vocab_size}",
+                    field="token_ids",
+                )
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        text = await asyncio.to_thread(model.codec.decode, request.token_ids, skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text)
+
+    async def _resolve(
+        self, request: pb.GenerateRequest, model: ServedModel, request_id: str, tenant: str
+    ) -> ResolvedRequest:
+        is_long = (
+            len(request.text) > LONG_PROMPT_CHARS
+            or len(request.token_ids.ids) > LONG_PROMPT_IDS
+            or sum(len(message.content) for message in request.chat.messages) > LONG_PROMPT_CHARS
+        )
+        if is_long:
+            return await asyncio.to_thread(
+                resolve, request, model, self._settings, request_id=request_id, tenant=tenant
+            )
+        return resolve(request, model, self._settings, request_id=request_id, tenant=tenant)
+
+    def _worker_status(self, worker: Any) -> pb.WorkerStatus:
+        healthy, detail = self._directory.health(worker)
+        status = pb.WorkerStatus(
+            role=role_to_pb(worker.role),
+            address=worker.address,
+            healthy=healthy,
+            detail=detail,
+            num_sessions=worker.num_sessions,
+            network_ms=worker.network.value(),
+        )
+        if (description := worker.description) is not None:
+            status.model = description.model.model
+            status.capacity.CopyFrom(capacity_to_pb(description.capacity))
+            status.drafters.extend(description.drafters)
+            status.numerics_fingerprint = description.model.numerics_fingerprint
+            status.weight_bytes = description.model.weight_bytes
+            status.dtype = description.model.dtype
+        return status
+
+
+class FleetServicer:
+    """`FleetService`: leases into the directory."""
+
+    def __init__(self, settings: CoordinatorSettings, directory: WorkerDirectory) -> None:
+        self._lease_ms = settings.lease_ms
+        self._directory = directory
+
+    async def RegisterWorker(
+        self, request: worker_pb2.RegisterWorkerRequest, context: Any
+    ) -> worker_pb2.RegisterWorkerResponse:
+        role = role_from_pb(request.role)
+        if not role:
+            raise InvalidArgument("role must be WORKER_ROLE_DRAFT or WORKER_ROLE_TARGET", field="role")
+        if not re.fullmatch(r"\S+:\d{1,5}", request.address):
+            raise InvalidArgument(f"address is {request.address!r:.100}, must be host:port", field="address")
+        lease_id = self._directory.register(request.address, role)
+        return worker_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._lease_ms)
+
+    async def RenewWorker(self, request: worker_pb2.RenewWorkerRequest, context: Any) -> worker_pb2.RenewWorkerResponse:
+        self._directory.renew(request.lease_id)
+        return worker_pb2.RenewWorkerResponse(lease_ms=self._lease_ms)
+
+    async def DrainWorker(self, request: worker_pb2.DrainWorkerRequest, context: Any) -> worker_pb2.DrainWorkerResponse:
+        self._directory.drain(request.lease_id)
+        return worker_pb2.DrainWorkerResponse()
+
+
+def tenant_of(metadata: Any, header: str) -> str:
+    """The tenant that a trusted proxy named. Raises InvalidArgument for a name that is none."""
+    for key, value in metadata:
+        if key == header:
+            if not isinstance(value, str) or not _TENANT.fullmatch(value):
+                raise InvalidArgument(
+                    f"metadata {header} must be 1 to 128 characters of [A-Za-z0-9._:-]",
+                    field=header,
+                    reason="BAD_TENANT",
+                )
+            return value
+    return DEFAULT_TENANT
+
+
+async def serve(
+    settings: CoordinatorSettings,
+    *,
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[int], None] | None = None,
+) -> None:
+    """Serves until `stop` is set or SIGTERM or SIGINT comes, then drains and returns.
+
+    `on_ready` gets the port once every listed worker was asked; readiness itself is the health service's to tell.
+    """
+    configure_logging(settings.log_level)
+    stop = stop or asyncio.Event()
+    with stop_on_signals(stop):
+        async with running_server(settings, [GENERATION, FLEET]) as server:
+            changed = asyncio.Event()
+            directory = WorkerDirectory(settings, on_change=changed.set)
+            try:
+                await directory.start()
+                servicers = {
+                    GENERATION.full_name: GenerationServicer(settings, directory, server),
+                    FLEET.full_name: FleetServicer(settings, directory),
+                }
+                await server.open(servicers)
+                readiness = asyncio.create_task(_tell_readiness(server, directory, changed))
+                try:
+                    await asyncio.sleep(0)
+                    if on_ready is not None:
+                        on_ready(server.port)
+                    await stop.wait()
+                finally:
+                    readiness.cancel()
+                    await asyncio.gather(readiness, return_exceptions=True)
+                await server.drain()
+            finally:
+                await server.close()
+                await directory.close()
+
+
+async def _tell_readiness(server: Server, directory: WorkerDirectory, changed: asyncio.Event) -> None:
+    """NOT_SERVING while no target worker is healthy. Looks again now and then, since leases end without a call."""
+    while True:
+        changed.clear()
+        await server.set_serving(GENERATION.full_name, directory.has_healthy_target())
+        try:
+            async with asyncio.timeout(1.0):
+                await changed.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,81 @@
+"""Counts and times of one stream, cut at the token where its text ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from outrider.results import Speculation, Timings
+from outrider.sampling.params import Origin
+
+
+@dataclass(slots=True)
+class StreamStatistics:
+    """emitted = accepted + corrections + bonus + plain; vLLM's definitions, see `SpeculationStats` of the wire."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    time_to_first_token_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    network_ms: float = 0.0
+    num_cached_tokens: int = 0
+    num_dropped_proposals: int = 0
+    num_draft_failures: int = 0
+    num_proposal_bytes: int = 0
+    _origins: Counter[Origin] = field(default_factory=Counter)
+    _accepted: Counter[int] = field(default_factory=Counter)
+    _gamma: Counter[int] = field(default_factory=Counter)
+    _drafters: dict[str, None] = field(default_factory=dict)
+
+    def count(self, num_draft_tokens: int, origins: tuple[Origin, ...], drafter: str) -> None:
+        """A verdict that checked `num_draft_tokens` drafts and delivered tokens of these origins."""
+        self._origins.update(origins)
+        self._gamma[num_draft_tokens] += 1
+        if num_draft_tokens:
+            self._accepted[origins.count(Origin.ACCEPTED)] += 1
+            self._drafters[drafter] = None
+
+    def speculation(self) -> Speculation:
+        num_steps = sum(self._accepted.values())
+        num_drafts = sum(gamma * count for gamma, count in self._gamma.items())
+        num_accepted = self._origins[Origin.ACCEPTED]
+        num_positions = max(self._gamma, default=0)
+        return Speculation(
+            num_spec_steps=num_steps,
+            num_draft_tokens=num_drafts,
+            num_accepted_draft_tokens=num_accepted,
+            mean_acceptance_length=1 + num_accepted / num_steps if num_steps else 0.0,
+            draft_acceptance_rate=num_accepted / num_drafts if num_drafts else 0.0,
+            acceptance_histogram=_histogram(self._accepted),
+            gamma_histogram=_histogram(self._gamma),
+            num_draft_tokens_per_pos=_at_least(self._gamma, num_positions),
+            num_accepted_tokens_per_pos=_at_least(self._accepted, num_positions),
+            num_dropped_proposals=self.num_dropped_proposals,
+            num_draft_failures=self.num_draft_failures,
+            drafters=tuple(self._drafters),
+            num_proposal_bytes=self.num_proposal_bytes,
+            num_plain_tokens=self._origins[Origin.PLAIN],
+            num_correction_tokens=self._origins[Origin.CORRECTION],
+            num_bonus_tokens=self._origins[Origin.BONUS],
+        )
+
+    def timings(self, total_ms: float) -> Timings:
+        return Timings(
+            queue_ms=self.queue_ms,
+            prefill_ms=self.prefill_ms,
+            time_to_first_token_ms=self.time_to_first_token_ms,
+            draft_ms=self.draft_ms,
+            verify_ms=self.verify_ms,
+            network_ms=self.network_ms,
+            total_ms=total_ms,
+        )
+
+
+def _histogram(counts: Counter[int]) -> tuple[int, ...]:
+    return tuple(counts[i] for i in range(max(counts, default=-1) + 1))
+
+
+def _at_least(counts: Counter[int], num_positions: int) -> tuple[int, ...]:
+    """Entry i: how often the number was above i, that is, position i was there."""
+    return tuple(sum(n for number, n in counts.items() if number > i) for i in range(num_positions))

@@ -1,0 +1,120 @@
+"""The target side of a stream: one link, and another one where it breaks and another worker can take over."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from coordinator.links import TargetLink, Timed
+from coordinator.stream import Stream
+from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable
+from outrider.serving.messages import TargetOpening
+from outrider.serving.session_calls import SealedProposal
+
+MAX_REOPENINGS = 3
+"""In a row, without a token between."""
+
+
+class TargetLost(Exception):
+    """The session is gone; the log is whole. Carries the worker's error."""
+
+    def __init__(self, error: OutriderError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class TargetPool(Protocol):
+    """Where links come from."""
+
+    def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
+        """A link to the least loaded healthy worker not in `avoid`. Raises Unavailable when there is none."""
+
+    def disconnect(self, link: TargetLink, error: Exception | None = None) -> None:
+        """The link is not used any more; `error` is why, when it failed."""
+
+
+class TargetSide:
+    """Opens, asks, and opens elsewhere. Errors that another worker would repeat go to the client."""
+
+    def __init__(self, stream: Stream, pool: TargetPool) -> None:
+        self._stream = stream
+        self._pool = pool
+        self._link: TargetLink | None = None
+        self._failed: set[str] = set()
+        self._epoch = 0
+
+    async def open(self) -> Timed:
+        """The first token, from the first worker that gives it."""
+        try:
+            return await self._open()
+        except TargetLost as lost:
+            return await self.reopen(lost)
+
+    async def verify(self, proposal: SealedProposal) -> Timed:
+        assert self._link is not None
+        try:
+            return await self._link.verify(proposal)
+        except OutriderError as error:
+            raise _lost_or(error) from None
+
+    async def decode(self, credit_tokens: int) -> AsyncGenerator[Timed, None]:
+        assert self._link is not None
+        try:
+            async with aclosing(self._link.decode(credit_tokens)) as verdicts:
+                async for timed in verdicts:
+                    yield timed
+        except OutriderError as error:
+            raise _lost_or(error) from None
+
+    async def reopen(self, lost: TargetLost) -> Timed:
+        """The next token, from another worker: its session begins with all that is committed. Raises the error that
+        the client should see when no other worker can."""
+        for _ in range(MAX_REOPENINGS):
+            assert self._link is not None
+            if not isinstance(lost.error, Aborted):
+                # aborted is the session alone (its lease, a restart): the worker itself may take it again
+                self._failed.add(self._link.address)
+            await self.close(lost.error)
+            try:
+                return await self._open()
+            except TargetLost as again:
+                lost = again
+            except Unavailable:
+                break
+        raise lost.error
+
+    async def close(self, error: Exception | None = None) -> None:
+        """Frees the session. Harmless when repeated."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            self._pool.disconnect(link, error)
+            await link.close()
+
+    async def _open(self) -> Timed:
+        self._link = self._pool.connect_target(self._stream, frozenset(self._failed))
+        self._epoch += 1
+        request = self._stream.request
+        opening = TargetOpening(
+            session_id=secrets.token_bytes(16),
+            epoch=self._epoch,
+            prompt_ids=request.prompt_ids,
+            committed_ids=tuple(self._stream.log.output_ids),
+            sampling=self._stream.sampling,
+            stopping=request.stopping,
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            max_draft_tokens=request.max_draft_tokens,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+        try:
+            return await self._link.open(opening)
+        except OutriderError as error:
+            raise _lost_or(error) from None
+
+
+def _lost_or(error: OutriderError) -> Exception:
+    """Loss of a worker is mended elsewhere; what another worker would say too is the client's to know."""
+    return TargetLost(error) if isinstance(error, Unavailable | Aborted | ResourceExhausted) else error

@@ -1,0 +1,100 @@
+"""One worker as the coordinator sees it, watched for as long as it is known: description, health, load, network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc
+
+from coordinator.gamma.estimates import Median
+from coordinator.model import TextTools, build_text_tools
+from outrider.errors import OutriderError
+from outrider.serving.channel import open_channel
+from outrider.serving.worker_calls import WorkerDescription, describe, is_serving
+
+PROBE_INTERVAL_S = 1.0
+RETRY_INTERVAL_S = 0.25
+PROBE_TIMEOUT_S = 2.0
+
+
+class WorkerRecord:
+    """Described on connect, and again whenever another process answers at the address."""
+
+    def __init__(self, address: str, role: str, on_change: Callable[[], None], *, static: bool) -> None:
+        self.address = address
+        self.role = role
+        self.static = static
+        self.lease_expires_at: float | None = None
+        self.draining = False
+        self.num_sessions = 0
+        self.description: WorkerDescription | None = None
+        self.text: TextTools | None = None
+        self.network = Median()
+        self.proposal_ms = Median()
+        self.answers = False
+        self.detail = "not reached yet"
+        self.first_probe = asyncio.Event()
+        self.channel: grpc.aio.Channel = open_channel(address)
+        self._on_change = on_change
+        self._kicked = asyncio.Event()
+        self._task = asyncio.create_task(self._watch())
+
+    def fault(self) -> str:
+        """Why no stream should go there; empty when one may. Pairing is the directory's to judge."""
+        if self.draining:
+            return "draining"
+        if self.lease_expires_at is not None and not self.static and time.monotonic() > self.lease_expires_at:
+            return "its lease ran out"
+        return "" if self.answers else self.detail
+
+    def suspect(self) -> None:
+        """A stream lost this worker: no new ones until it has answered again, which is asked at once."""
+        self.answers, self.detail = False, "a stream lost it; being probed"
+        self._kicked.set()
+        self._on_change()
+
+    def probe_now(self) -> None:
+        self._kicked.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.channel.close()
+
+    async def _watch(self) -> None:
+        while True:
+            self._kicked.clear()
+            answered, detail = await self._probe()
+            changed = (answered, detail) != (self.answers, self.detail)
+            self.answers, self.detail = answered, detail
+            self.first_probe.set()
+            if changed:
+                self._on_change()
+            try:
+                async with asyncio.timeout(PROBE_INTERVAL_S if answered else RETRY_INTERVAL_S):
+                    await self._kicked.wait()
+            except TimeoutError:
+                pass
+
+    async def _probe(self) -> tuple[bool, str]:
+        try:
+            known = self.description
+            found = await describe(self.channel, without_tokenizer=known is not None, timeout_s=PROBE_TIMEOUT_S)
+            if known is not None and found.incarnation != known.incarnation:
+                known, found = None, await describe(self.channel, without_tokenizer=False, timeout_s=PROBE_TIMEOUT_S)
+            if known is None:
+                self.draining = False
+                self.text = await asyncio.to_thread(build_text_tools, found.model)
+            self.description = found
+            if found.role != self.role:
+                return False, f"is a {found.role or 'nameless'} worker, listed as {self.role}"
+            started = time.perf_counter()
+            serving = await is_serving(self.channel, self.role, timeout_s=PROBE_TIMEOUT_S)
+            self.network.add(1000 * (time.perf_counter() - started))
+            return (True, "") if serving else (False, "answers NOT_SERVING: it starts or drains")
+        except OutriderError as error:
+            return False, f"{error.status}: {error.message}"
+        except Exception as error:  # a tokenizer or template of any library's making
+            return False, f"its tokenizer or chat template cannot be read: {error}"

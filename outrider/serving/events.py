@@ -1,0 +1,61 @@
+"""What a stream tells its client, as wire messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from outrider.results import Chunk, Complete, Event, Logprobs, Speculation, Started, Step, Timings, Usage
+from outrider.v1 import common_pb2, generation_pb2
+
+_FINISH = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
+
+
+def event_to_pb(event: Event) -> generation_pb2.GenerateResponse:
+    match event:
+        case Started():
+            return generation_pb2.GenerateResponse(started=_same_names(generation_pb2.GenerateStarted, event))
+        case Chunk():
+            return generation_pb2.GenerateResponse(chunk=_chunk(event))
+        case Complete():
+            return generation_pb2.GenerateResponse(complete=_complete(event))
+
+
+def _chunk(chunk: Chunk) -> generation_pb2.GenerateChunk:
+    return generation_pb2.GenerateChunk(
+        index=chunk.index,
+        token_ids=chunk.token_ids,
+        text=chunk.text,
+        origins=chunk.origins,  # type: ignore[arg-type]
+        logprobs=_logprobs(chunk.logprobs) if chunk.logprobs is not None else None,
+        step=_same_names(generation_pb2.StepRecord, chunk.step) if chunk.step is not None else None,
+    )
+
+
+def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
+    message = generation_pb2.GenerateComplete(
+        index=complete.index,
+        finish_reason=_FINISH[complete.finish_reason],
+        usage=_same_names(generation_pb2.Usage, complete.usage),
+        timings=_same_names(generation_pb2.RequestTimings, complete.timings),
+        speculation=_same_names(generation_pb2.SpeculationStats, complete.speculation),
+    )
+    if isinstance(complete.matched_stop, str):
+        message.matched_stop_string = complete.matched_stop
+    elif complete.matched_stop is not None:
+        message.matched_stop_token_id = complete.matched_stop
+    return message
+
+
+def _logprobs(logprobs: Logprobs) -> common_pb2.TokenLogprobs:
+    return common_pb2.TokenLogprobs(
+        token_logprobs=logprobs.token_logprobs,
+        num_top=len(logprobs.top[0]) if logprobs.top else 0,
+        top_ids=[token_id for row in logprobs.top for token_id, _ in row],
+        top_logprobs=[logprob for row in logprobs.top for _, logprob in row],
+    )
+
+
+def _same_names(message_type: Any, value: Started | Step | Usage | Timings | Speculation) -> Any:
+    """A message from a dataclass whose fields are called alike."""
+    return message_type(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

@@ -1,0 +1,137 @@
+"""The caller's end of the two session streams: whole messages built from plain data and read back into it.
+
+A proposal passes from draft to target worker unopened: the coordinator needs its size and times, the target checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from outrider.serving import convert
+from outrider.serving.messages import DraftOpening, Header, TargetOpening, Verdict
+from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class SealedProposal:
+    """What the coordinator reads of a proposal. `message` goes to the target worker as it came."""
+
+    num_draft_tokens: int = 0
+    drafter: str = ""
+    queue_us: int = 0
+    compute_us: int = 0
+    num_ingested_tokens: int = 0
+    num_bytes: int = 0
+    message: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The draft session has its place."""
+
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A proposal for the prefix that `header` names."""
+
+    header: Header
+    proposal: SealedProposal
+
+
+@dataclass(frozen=True, slots=True)
+class Lagging:
+    """The worker's own state: the last message did not fit it."""
+
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A heartbeat."""
+
+
+def draft_call(channel: grpc.aio.Channel, timeout_s: float | None) -> grpc.aio.StreamStreamCall:
+    return draft_pb2_grpc.DraftServiceStub(channel).Session(timeout=timeout_s)  # type: ignore[call-arg, return-value]
+
+
+def target_call(channel: grpc.aio.Channel, timeout_s: float | None) -> grpc.aio.StreamStreamCall:
+    return target_pb2_grpc.TargetServiceStub(channel).Session(timeout=timeout_s)  # type: ignore[call-arg, return-value]
+
+
+DRAFT_HEARTBEAT = draft_pb2.DraftServiceSessionRequest(heartbeat=common_pb2.Heartbeat())
+TARGET_HEARTBEAT = target_pb2.TargetServiceSessionRequest(heartbeat=common_pb2.Heartbeat())
+
+
+def draft_open(opening: DraftOpening) -> Any:
+    return draft_pb2.DraftServiceSessionRequest(open=convert.draft_open_to_pb(opening))
+
+
+def draft_advance(header: Header, committed_ids: Sequence[int], num_draft_tokens: int, drafter: str) -> Any:
+    """`header` is the state after `committed_ids` are appended."""
+    return draft_pb2.DraftServiceSessionRequest(
+        advance=draft_pb2.DraftAdvance(
+            header=convert.header_to_pb(header),
+            committed_ids=committed_ids,
+            num_draft_tokens=num_draft_tokens,
+            drafter=drafter,
+        )
+    )
+
+
+def read_draft(message: Any) -> Opened | Proposed | Lagging | Alive:
+    """Branches, which nobody asked for, count as a sign of life only."""
+    match message.WhichOneof("message"):
+        case "opened":
+            return Opened(message.opened.context_length)
+        case "proposal":
+            proposal = message.proposal.proposal
+            sealed = SealedProposal(
+                num_draft_tokens=len(proposal.token_ids),
+                drafter=proposal.drafter,
+                queue_us=proposal.queue_us,
+                compute_us=proposal.compute_us,
+                num_ingested_tokens=proposal.ingested_tokens,
+                num_bytes=proposal.ByteSize(),
+                message=proposal,
+            )
+            return Proposed(convert.header_from_pb(message.proposal.header), sealed)
+        case "out_of_step":
+            return Lagging(convert.header_from_pb(message.out_of_step.header))
+    return Alive()
+
+
+def target_open(opening: TargetOpening) -> Any:
+    return target_pb2.TargetServiceSessionRequest(open=convert.target_open_to_pb(opening))
+
+
+def target_verify(header: Header, committed_ids: Sequence[int], proposal: SealedProposal) -> Any:
+    """`committed_ids`: the last ids of the header's prefix that the worker lacks; usually none."""
+    return target_pb2.TargetServiceSessionRequest(
+        verify=target_pb2.TargetVerify(
+            header=convert.header_to_pb(header), committed_ids=committed_ids, proposal=proposal.message
+        )
+    )
+
+
+def target_decode(header: Header, committed_ids: Sequence[int], credit_tokens: int) -> Any:
+    return target_pb2.TargetServiceSessionRequest(
+        decode=target_pb2.TargetDecode(
+            header=convert.header_to_pb(header), committed_ids=committed_ids, credit_tokens=credit_tokens
+        )
+    )
+
+
+def read_target(message: Any) -> Verdict | Lagging | Alive:
+    """Raises ValueError on an origin or finish reason that this version does not know."""
+    match message.WhichOneof("message"):
+        case "verdict":
+            return convert.verdict_from_pb(message.verdict)
+        case "out_of_step":
+            return Lagging(convert.header_from_pb(message.out_of_step.header))
+    return Alive()

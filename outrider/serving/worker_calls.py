@@ -1,0 +1,76 @@
+"""The coordinator's unary calls to a worker: description and health."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.lm.interface import ModelDescription
+from outrider.results import Capacity
+from outrider.serving.convert import description_from_pb
+from outrider.serving.status import from_rpc_error
+from outrider.v1 import worker_pb2, worker_pb2_grpc
+
+DRAFT = "draft"
+TARGET = "target"
+_ROLES: dict[Any, str] = {worker_pb2.WORKER_ROLE_DRAFT: DRAFT, worker_pb2.WORKER_ROLE_TARGET: TARGET}
+_SERVICES = {DRAFT: "outrider.v1.DraftService", TARGET: "outrider.v1.TargetService"}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """A worker's answer to DescribeWorker. `role` is `draft`, `target`, or empty when it told neither."""
+
+    role: str
+    model: ModelDescription
+    drafters: tuple[str, ...]
+    capacity: Capacity
+    incarnation: str
+
+
+async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float) -> WorkerDescription:
+    """Raises OutriderError."""
+    request = worker_pb2.DescribeWorkerRequest(without_tokenizer=without_tokenizer)
+    try:
+        answer = await worker_pb2_grpc.WorkerServiceStub(channel).DescribeWorker(  # type: ignore[misc]
+            request, timeout=timeout_s
+        )
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from None
+    return WorkerDescription(
+        role=_ROLES.get(answer.role, ""),
+        model=description_from_pb(answer),
+        drafters=tuple(answer.drafters),
+        capacity=capacity_from_pb(answer.capacity),
+        incarnation=answer.incarnation,
+    )
+
+
+async def is_serving(channel: grpc.aio.Channel, role: str, *, timeout_s: float) -> bool:
+    """Whether the worker takes new sessions. Raises OutriderError when it does not answer."""
+    request = health_pb2.HealthCheckRequest(service=_SERVICES.get(role, ""))
+    try:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)  # type: ignore[misc]
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from None
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def role_from_pb(role: Any) -> str:
+    """`draft`, `target`, or empty."""
+    return _ROLES.get(role, "")
+
+
+def role_to_pb(role: str) -> Any:
+    return {name: number for number, name in _ROLES.items()}.get(role, worker_pb2.WORKER_ROLE_UNSPECIFIED)
+
+
+def capacity_from_pb(message: Any) -> Capacity:
+    return Capacity(**{name: getattr(message, name) for name in Capacity.__dataclass_fields__})
+
+
+def capacity_to_pb(capacity: Capacity) -> worker_pb2.WorkerCapacity:
+    return worker_pb2.WorkerCapacity(**{name: getattr(capacity, name) for name in Capacity.__dataclass_fields__})
