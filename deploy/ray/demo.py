@@ -16,8 +16,9 @@ from deploy.ray.config import Fleet, Pool, load_fleet
 from deploy.ray.fleet import RayFleet, free_port
 from deploy.ray.local import local_coordinator, local_ray, wait_workers
 from outrider import Chunk, Client, Complete
+from outrider.client import Prompt
 
-PROMPT = "In one sentence: why does the moon show us only one side?"
+QUESTION = "In one sentence: why does the moon show us only one side?"
 FLEET_FILE = Path(__file__).with_name("local.toml")
 console = Console(highlight=False)
 
@@ -65,8 +66,12 @@ async def _show(fleet: Fleet, port: int) -> None:
 async def _stream(client: Client) -> str:
     """Prints the answer as it comes and returns it."""
     text = ""
-    console.print(f"\n[bold]{PROMPT}[/bold]")
-    async for event in client.generate(PROMPT, temperature=0.0, max_tokens=48):
+    model = await client.model_info()
+    prompt: Prompt = [{"role": "user", "content": QUESTION}]
+    if model.simulated:
+        prompt = list(range(8))
+    console.print(f"\n{model.model} (simulated)" if model.simulated else f"\n[bold]{QUESTION}[/bold]")
+    async for event in client.generate(prompt, temperature=0.0, max_tokens=48):
         if isinstance(event, Chunk):
             text += event.text
             console.print(event.text, end="", markup=False)
