@@ -136,8 +136,10 @@ class SessionStream(Generic[In, Out]):
         self._incoming_changed.set()
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._heartbeat_s, self._tick)
         now = self._loop.time()
+        # While this process was too busy to listen, the peer's silence proves nothing.
+        self._last_heard += max(0.0, now - self._timer.when() - self._heartbeat_s)
+        self._timer = self._loop.call_later(self._heartbeat_s, self._tick)
         if self._num_working and not self._outgoing:
             self.send(self._heartbeat)
         if self._idle_lease_s is not None and now - self._last_heard > self._idle_lease_s:

@@ -1,0 +1,151 @@
+"""Wire and back without loss, malformed bytes as faults, and what a drafted token costs on the wire."""
+
+import numpy as np
+import pytest
+
+from outrider.drafting.proposal import Proposal, ProposalFault, SparseQ
+from outrider.errors import InvalidArgument, Unimplemented
+from outrider.lm.interface import ModelDescription
+from outrider.sampling.noise import hash_ids
+from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
+from outrider.serving import convert
+from outrider.serving.messages import DraftOpening, Header, TargetOpening, TokenLogprobs, Verdict
+from outrider.v1 import common_pb2, draft_pb2, target_pb2
+
+SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 1.1, 0.5, -0.5, {3: 1.5, 9: -2.0}, 2**63 + 1, 2, AcceptanceRule.TOKEN)
+STOPPING = StoppingParams(20, 3, frozenset({7, 8}))
+
+
+def through_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
+    rng = np.random.default_rng(seed)
+    q = []
+    for _ in range(num_tokens):
+        ids = rng.choice(vocab, num_entries, replace=False).astype(np.uint32)
+        counts = np.ones(num_entries, np.int64)
+        counts[0] += 65_536 - num_entries
+        q.append(SparseQ(ids, counts))
+    return Proposal(
+        token_ids=tuple(int(x.ids[0]) for x in q), q=tuple(q), drafter="model", queue_us=3000, compute_us=90_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "to_pb", "from_pb"),
+    [
+        (Header(2, 1000, hash_ids((1, 2))), convert.header_to_pb, convert.header_from_pb),
+        (SAMPLING, convert.sampling_to_pb, convert.sampling_from_pb),
+        (STOPPING, convert.stopping_to_pb, convert.stopping_from_pb),
+        (
+            DraftOpening(epoch=1, prompt_ids=[1, 2], committed_ids=[3], sampling=SAMPLING, stopping=STOPPING,
+                         session_id=b"0123456789abcdef", tenant="t", max_q_entries=32, drafter="lookup"),
+            convert.draft_open_to_pb, convert.draft_open_from_pb,
+        ),
+        (
+            TargetOpening(epoch=1, prompt_ids=[1, 2], committed_ids=[], sampling=SAMPLING, stopping=STOPPING,
+                          session_id=b"0123456789abcdef", tenant="t", logprobs=True, top_logprobs=3,
+                          max_draft_tokens=8, priority=-2),
+            convert.target_open_to_pb, convert.target_open_from_pb,
+        ),
+        (
+            Verdict(header=Header(1, 5, 6), committed_ids=(7, 8), origins=(Origin.ACCEPTED, Origin.CORRECTION),
+                    num_accepted=1, num_draft_tokens=3, soft_acceptances=b"\xff\x01\x80", finish=Finish.STOP,
+                    matched_stop_token_id=0,
+                    logprobs=TokenLogprobs((-0.5, -1.5), ((1, 2), (3, 4)), ((-0.5, -1.0), (-0.25, -2.0))),
+                    queue_us=1, compute_us=2, sampling_us=3, num_batch_rows=4, decode_ended=True, num_cached_tokens=5),
+            convert.verdict_to_pb, convert.verdict_from_pb,
+        ),
+        (
+            ModelDescription("m", "f", "t", 100, 64, b"{}", "{{ x }}", {"bos_token": "<s>"}, (1, 2), 0,
+                             {"temperature": 0.5, "top_k": 20}, "bfloat16", 5, "n", {"torch": "1"}, True),
+            convert.description_to_pb, convert.description_from_pb,
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if not callable(value) else "",
+)  # fmt: skip
+def test_round_trip(value, to_pb, from_pb):
+    assert from_pb(through_wire(to_pb(value))) == value
+
+
+def test_proposal_round_trip_mixes_sampled_and_one_hot():
+    sampled = sampled_proposal(3, 5)
+    proposal = Proposal((*sampled.token_ids, 7), (*sampled.q[:2], None, None), (1.0, 0.0, 1.0, 0.2), "x", 1, 2, 3)
+    back = convert.proposal_from_pb(through_wire(convert.proposal_to_pb(proposal)))
+    assert back.token_ids == proposal.token_ids
+    assert back.confidences == proposal.confidences
+    assert (back.drafter, back.queue_us, back.compute_us, back.num_ingested_tokens) == ("x", 1, 2, 3)
+    for mine, theirs in zip(proposal.q, back.q, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert mine.ids.tolist() == theirs.ids.tolist()
+            assert mine.counts.tolist() == theirs.counts.tolist()
+
+
+def test_one_id_with_all_of_the_mass_fits():
+    proposal = Proposal((3,), (SparseQ(np.array([3], np.uint32), np.array([65_536])),))
+    assert convert.proposal_from_pb(convert.proposal_to_pb(proposal)).q[0].counts.tolist() == [65_536]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        common_pb2.Proposal(token_ids=[1, 2], q_sizes=[1]),
+        common_pb2.Proposal(token_ids=[1], q_sizes=[1], q_ids=b"1234", q_counts=b"1"),
+        common_pb2.Proposal(token_ids=[1], q_sizes=[1], q_ids=b"123", q_counts=b"12"),
+        common_pb2.Proposal(token_ids=[1], q_sizes=[2**32 - 1], q_ids=b"1234", q_counts=b"12"),
+        common_pb2.Proposal(token_ids=[1], q_ids=b"1234", q_counts=b"12"),
+        common_pb2.Proposal(token_ids=[1], confidences=b"12"),
+    ],
+)
+def test_bytes_that_do_not_add_up_are_faults(message):
+    with pytest.raises(ProposalFault):
+        convert.proposal_from_pb(message)
+
+
+def test_what_nothing_implements_is_refused_by_name():
+    with pytest.raises(Unimplemented) as error:
+        convert.proposal_from_pb(common_pb2.Proposal(token_ids=[1], parents=[0]))
+    assert error.value.field == "verify.proposal.parents"
+    for message, from_pb in [
+        (draft_pb2.DraftOpen(features="hidden"), convert.draft_open_from_pb),
+        (target_pb2.TargetOpen(features="hidden"), convert.target_open_from_pb),
+    ]:
+        with pytest.raises(Unimplemented) as error:
+            from_pb(message)
+        assert error.value.field == "open.features"
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (common_pb2.ResolvedSampling(logit_bias_ids=[1]), "open.sampling.logit_bias_values"),
+        (common_pb2.ResolvedSampling(logit_bias_ids=[1, 1], logit_bias_values=[1, 2]), "open.sampling.logit_bias_ids"),
+        (common_pb2.ResolvedSampling(), "open.sampling.acceptance"),
+    ],
+)
+def test_sampling_that_no_dataclass_holds(message, field):
+    with pytest.raises(InvalidArgument) as error:
+        convert.sampling_from_pb(message)
+    assert error.value.field == field
+
+
+MAX_HEADER_BYTES = 64
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 8])
+@pytest.mark.parametrize(("num_entries", "max_bytes"), [(64, 400), (0, 8)])
+def test_bytes_per_drafted_token(num_tokens, num_entries, max_bytes):
+    """Both legs: the draft worker's answer and the target's `verify`, each beside one header of at most 64 bytes."""
+    proposal = sampled_proposal(num_tokens, max(1, num_entries))
+    if not num_entries:
+        proposal = Proposal(tuple([151_935] * num_tokens), (), (), "model", 3000, 90_000, 1)
+    header = convert.header_to_pb(Header(3, 131_072, hash_ids((1,))))
+    message = convert.proposal_to_pb(proposal)
+    for envelope in (
+        draft_pb2.DraftServiceSessionResponse(proposal=draft_pb2.DraftProposal(header=header, proposal=message)),
+        target_pb2.TargetServiceSessionRequest(verify=target_pb2.TargetVerify(header=header, proposal=message)),
+    ):
+        assert len(envelope.SerializeToString()) <= MAX_HEADER_BYTES + num_tokens * max_bytes
