@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
+from pathlib import Path
 
-from outrider.errors import InvalidArgument
+from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm import toy
 from outrider.lm.interface import LoadedModel
 from outrider.settings import WorkerSettings
@@ -13,20 +15,22 @@ from outrider.settings import WorkerSettings
 Progress = Callable[[str, float | None], None]
 """Told what is being done, and how far it is in 0 to 1 (None: not known)."""
 
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
 
 def load_model(settings: WorkerSettings, on_progress: Progress | None = None) -> LoadedModel:
     """Loads `settings.model`: a bundle name, hub id, local folder, GGUF file, or `toy:key=value,...`.
 
-    Raises InvalidArgument naming the field and the fix when it cannot be loaded.
+    Raises InvalidArgument or FailedPrecondition, naming the field and the fix, when it cannot be loaded.
     """
     if settings.model.startswith(toy.PREFIX):
-        spec = toy.parse_toy(settings.model)
-        context = context_length(spec.context, settings)
-        loaded = toy.load_toy(dataclasses.replace(spec, context=context).text())
-        return dataclasses.replace(
-            loaded, description=dataclasses.replace(loaded.description, model=settings.model_name or settings.model)
-        )
-    raise InvalidArgument(f"cannot load {settings.model!r}", field="model")
+        return _load_toy(settings)
+    on_progress = on_progress or (lambda text, fraction: None)
+    on_progress("starting torch", None)
+    path, name = _locate(settings, on_progress)
+    from outrider.lm.checkpoint import load_checkpoint
+
+    return load_checkpoint(path, settings, context_length, settings.model_name or name, on_progress)
 
 
 def context_length(own: int, settings: WorkerSettings) -> int:
@@ -37,3 +41,56 @@ def context_length(own: int, settings: WorkerSettings) -> int:
             field="max_context_length",
         )
     return settings.max_context_length or own
+
+
+def _load_toy(settings: WorkerSettings) -> LoadedModel:
+    spec = toy.parse_toy(settings.model)
+    model = toy.ToyModel(dataclasses.replace(spec, context=context_length(spec.context, settings)))
+    name = settings.model_name or settings.model
+    return LoadedModel(model, dataclasses.replace(model.description, model=name))
+
+
+def _locate(settings: WorkerSettings, on_progress: Progress) -> tuple[Path, str]:
+    """The folder or GGUF file that `settings.model` names, fetched if need be, and a name for it."""
+    from outrider.lm.bundle import BUNDLES, bundle_folder
+
+    text = settings.model
+    path = Path(text).expanduser()
+    if text in BUNDLES:
+        from outrider.lm.checkpoint import convert_gguf
+
+        return bundle_folder(BUNDLES[text], convert_gguf, on_progress), text
+    if path.is_dir():
+        return path, path.resolve().name
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InvalidArgument(f"model: there is no file {text}", field="model")
+        return path, path.stem
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
+        return _from_hub(text, settings.revision, on_progress), text
+    raise InvalidArgument(
+        f"model {text!r} is neither a bundle ({', '.join(BUNDLES)}), nor a folder or .gguf file here, nor a hub id "
+        "(owner/name), nor toy:key=value,...",
+        field="model",
+    )
+
+
+def _from_hub(hub_id: str, revision: str, on_progress: Progress) -> Path:
+    """Downloads what is missing of a hub model. Without network, what is in the hub's own cache serves."""
+    import huggingface_hub
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    on_progress(f"downloading {hub_id} from the hub", None)
+    try:
+        folder = huggingface_hub.snapshot_download(hub_id, revision=revision or None, allow_patterns=HUB_FILES)
+    except Exception as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise FailedPrecondition(
+            f"model {hub_id!r} is no folder here and could not be downloaded from the hub "
+            f"({type(error).__name__}: {reason}). Check the name and the network, or download it elsewhere and give "
+            "its folder as model.",
+            reason="MODEL_MISSING",
+            field="model",
+        ) from error
+    return Path(folder)

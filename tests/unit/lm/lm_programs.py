@@ -28,6 +28,16 @@ def started(engine):
         engine.stop()
 
 
+async def punch_holes(engine):
+    """Leaves free runs of 3 blocks at most, so that longer sequences are fragmented; gives the sequences between."""
+    sequences = [await engine.open_sequence(1) for _ in range(engine.stats().num_blocks)]
+    held = sequences[3::4]
+    for sequence in sequences:
+        if sequence not in held:
+            engine.close_sequence(sequence)
+    return held
+
+
 def greedy(sequence, prompt_ids, num_tokens):
     """Plain greedy decoding."""
     pending, out = list(prompt_ids), []

@@ -1,0 +1,177 @@
+"""The only file that knows transformers' moving parts; tests/unit/lm/test_adapter.py holds its contract with them.
+
+A transformers causal LM becomes a `LanguageModel` (interface.py): its attention is replaced by ours through
+`AttentionInterface`, the rows of all sequences go through `model(...)` once, packed into one row of ids with explicit
+positions and no mask, and the pass's plan reaches every attention layer as a keyword.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from outrider.errors import InvalidArgument
+from outrider.lm.attention import AttentionPlan, KVCache, paged_attention
+from outrider.lm.batch import flatten
+from outrider.lm.interface import PackedBatch
+
+ATTENTION_NAME = "outrider_paged"
+PLAN = "outrider_plan"
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+_HARMLESS = {
+    "cache",
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_embeddings",
+    "position_ids",
+    "use_cache",
+}
+
+
+class TransformersModel:
+    """A `LanguageModel` over a transformers causal LM. Raises InvalidArgument, naming why, if it cannot serve.
+
+    vocab_size: real ids; logits beyond them are cut off. context_length: longest sequence.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int, context_length: int) -> None:
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.num_rows_computed = 0
+        self.device = model.device
+        self._dtype = model.dtype
+        self._model = model.eval()
+        self._block_size = 1
+        self._cache = KVCache([], 0, self._dtype, self.device)
+        _check_config(model)
+        model.set_attn_implementation(ATTENTION_NAME)
+        self._head_shapes = self._probe()
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Keys and values of all layers."""
+        return sum(k * (d + e) for k, d, e in self._head_shapes) * block_size * self._dtype.itemsize
+
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+        """Takes the memory at once."""
+        self._block_size = block_size
+        self._cache = KVCache(self._head_shapes, num_blocks * block_size, self._dtype, self.device)
+
+    def free_bytes(self) -> int:
+        """Memory free on the model's device."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        return int(psutil.virtual_memory().available)
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch) -> np.ndarray:
+        """float32[num_logit_rows, vocab_size]: one call of the transformers model over exactly the batch's rows."""
+        flat = flatten(batch, self._block_size)
+        plan = AttentionPlan(flat, self._cache, self.device)
+        logits = self._call(flat.token_ids, flat.positions, flat.logit_rows, plan)
+        return logits[0, :, : self.vocab_size].float().cpu().numpy()
+
+    def _call(self, token_ids: np.ndarray, positions: np.ndarray, logit_rows: np.ndarray, plan: Any) -> torch.Tensor:
+        ids = torch.from_numpy(token_ids).to(self.device)[None]
+        self.num_rows_computed += ids.numel()
+        return self._model(
+            input_ids=ids,
+            position_ids=torch.from_numpy(positions).to(self.device)[None],
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(logit_rows).to(self.device),
+            **{PLAN: plan},
+        ).logits
+
+    @torch.inference_mode()
+    def _probe(self) -> list[tuple[int, int, int]]:
+        """(K, D, E) of each layer, learned from a pass over one row in which attention answers zeros."""
+        plan = _ProbePlan()
+        row = np.zeros(1, np.int64)
+        try:
+            self._call(row, row, row, plan)
+        except (TypeError, KeyError) as error:
+            raise _refusal(self._model, f"its forward does not follow the usual signature ({error})") from error
+        self.num_rows_computed = 0
+        num_layers = self._model.config.get_text_config().num_hidden_layers
+        if sorted(plan.head_shapes) != list(range(num_layers)):
+            raise _refusal(
+                self._model,
+                f"of its {num_layers} layers {len(plan.head_shapes)} have standard attention with their own cache",
+            )
+        return [plan.head_shapes[layer] for layer in range(num_layers)]
+
+
+class _ProbePlan:
+    def __init__(self) -> None:
+        self.head_shapes: dict[int, tuple[int, int, int]] = {}
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every attention layer: shapes as in `paged_attention`."""
+    plan = kwargs.pop(PLAN)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if isinstance(plan, _ProbePlan):
+        _check_call(module, attention_mask, kwargs)
+        plan.head_shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    return paged_attention(plan, layer, query, key, value, scaling, sliding_window), None
+
+
+# No mask function is registered under this name: transformers then builds no mask at all.
+AttentionInterface.register(ATTENTION_NAME, attention_forward)
+
+
+def _check_config(model: PreTrainedModel) -> None:
+    config = model.config.get_text_config()
+    others = set(getattr(config, "layer_types", None) or []) - _LAYER_TYPES
+    if others:
+        raise _refusal(model, f"it has layers of type {', '.join(sorted(others))}")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise _refusal(model, "transformers cannot exchange its attention")
+    if config is not model.config:
+        raise _refusal(model, "it has more parts than a text model")
+    ropes = _rope_types(getattr(config, "rope_parameters", None) or {})
+    if ropes & _BATCH_DEPENDENT_ROPE:
+        # Its angles follow the longest sequence of a pass, so one stream would change another's text.
+        raise _refusal(model, f"its rotary embedding is of type {', '.join(sorted(ropes & _BATCH_DEPENDENT_ROPE))}")
+
+
+def _check_call(module: torch.nn.Module, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+    name = type(module).__name__
+    if attention_mask is not None:
+        raise InvalidArgument(f"{name} builds an attention mask of its own, which is not supported", field="model")
+    if not getattr(module, "is_causal", True):
+        raise InvalidArgument(f"{name} is not causal", field="model")
+    others = sorted(k for k, v in kwargs.items() if v is not None and k not in _HARMLESS)
+    if others:
+        raise InvalidArgument(f"{name} has attention with {', '.join(others)}, which is not supported", field="model")
+
+
+def _rope_types(parameters: dict[str, Any]) -> set[str]:
+    """Parameters are one set, or one set per layer type."""
+    sets = [parameters, *(v for v in parameters.values() if isinstance(v, dict))]
+    return {str(s["rope_type"]) for s in sets if s.get("rope_type")}
+
+
+def _refusal(model: PreTrainedModel, why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"model type {model.config.model_type!r} ({type(model).__name__}) cannot be served: {why}", field="model"
+    )

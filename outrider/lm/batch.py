@@ -1,0 +1,79 @@
+"""A packed batch as flat arrays: what a model's pass needs to know of each row. Nothing is padded.
+
+N rows in all, S segments, L rows that want logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.lm.interface import PackedBatch, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One segment's rows `start` to `end` of the pass, and the cache slots of its whole context, those rows included.
+
+    num_context_tokens = cached tokens + rows. `first_slot` is set when the context lies in one run of slots; otherwise
+    `slots` (int64[num_context_tokens]) lists them in order.
+    """
+
+    start: int
+    end: int
+    num_context_tokens: int
+    first_slot: int | None
+    slots: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """token_ids, positions, slots: int64[N]; logit_rows: int64[L] into the N rows; spans: S of them."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    logit_rows: np.ndarray
+    spans: tuple[Span, ...]
+
+
+def flatten(batch: PackedBatch, block_size: int) -> FlatBatch:
+    """All segments back to back, in order."""
+    token_ids, positions, slots, logit_rows, spans = [], [], [], [], []
+    start = 0
+    for segment in batch.segments:
+        end = start + len(segment.token_ids)
+        span = _span(segment, start, end, block_size)
+        token_ids.append(np.asarray(segment.token_ids, np.int64))
+        positions.append(np.arange(segment.num_cached_tokens, span.num_context_tokens))
+        slots.append(_row_slots(span, segment.num_cached_tokens))
+        logit_rows.append(np.arange(end - segment.num_logits, end))
+        spans.append(span)
+        start = end
+    return FlatBatch(
+        np.concatenate(token_ids),
+        np.concatenate(positions),
+        np.concatenate(slots),
+        np.concatenate(logit_rows),
+        tuple(spans),
+    )
+
+
+def _span(segment: Segment, start: int, end: int, block_size: int) -> Span:
+    num_context_tokens = segment.num_cached_tokens + end - start
+    num_blocks = -(-num_context_tokens // block_size)
+    if num_blocks > len(segment.block_table):
+        raise ValueError(f"{num_context_tokens} tokens do not fit {len(segment.block_table)} blocks of {block_size}")
+    blocks = np.asarray(segment.block_table[:num_blocks], np.int64)
+    if bool((blocks[1:] - blocks[:-1] == 1).all()):
+        return Span(start, end, num_context_tokens, int(blocks[0]) * block_size, None)
+    slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:num_context_tokens]
+    return Span(start, end, num_context_tokens, None, slots)
+
+
+def _row_slots(span: Span, num_cached_tokens: int) -> np.ndarray:
+    if span.slots is not None:
+        return span.slots[num_cached_tokens:]
+    assert span.first_slot is not None
+    return np.arange(span.first_slot + num_cached_tokens, span.first_slot + span.num_context_tokens)

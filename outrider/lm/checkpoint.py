@@ -1,0 +1,188 @@
+"""A folder of safetensors or a GGUF file becomes a model that runs, and its description. Never unpickles anything."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+
+from outrider.errors import InvalidArgument
+from outrider.lm.adapter import TransformersModel
+from outrider.lm.cpu_linear import pack_linears
+from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_fingerprint
+from outrider.lm.interface import LoadedModel, ModelDescription
+from outrider.settings import WorkerSettings
+
+Progress = Callable[[str, float | None], None]
+GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Dequantises a GGUF file to float32 safetensors, tokenizer beside them."""
+    transformers.utils.logging.disable_progress_bar()
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    _load_gguf(gguf, torch.float32).save_pretrained(folder)
+
+
+def load_checkpoint(
+    path: Path,
+    settings: WorkerSettings,
+    context_length: Callable[[int, WorkerSettings], int],
+    name: str,
+    on_progress: Progress,
+) -> LoadedModel:
+    """Loads a folder or a GGUF file onto the device that `settings` names, ready to run.
+
+    Raises InvalidArgument naming the field when the checkpoint, its tokenizer or the device does not serve.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    device = _device(settings.device)
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    on_progress(f"loading the tokenizer of {name}", 0.1)
+    tokenizer = _load_tokenizer(path)
+    tokenizer_json = tokenizer.backend_tokenizer.to_str()
+    on_progress(f"loading the weights of {name}", 0.2)
+    model = _load_weights(path, settings.dtype)
+    vocab_size = min(max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight.shape[0])
+    weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    dtype = str(model.dtype).removeprefix("torch.")
+    on_progress(f"preparing {name} for {device}", 0.7)
+    model = model.to(device)  # type: ignore[arg-type]
+    num_packed = pack_linears(model) if device.type == "cpu" else 0
+    context = context_length(_own_context_length(model, settings), settings)
+    adapted = TransformersModel(model, vocab_size=vocab_size, context_length=context)
+    description = ModelDescription(
+        model=name,
+        model_fingerprint=model_fingerprint(model.config.to_dict(), _weight_files(path), dtype),
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer_json),
+        vocab_size=vocab_size,
+        context_length=context,
+        tokenizer_json=tokenizer_json.encode(),
+        chat_template=_chat_template(tokenizer),
+        special_tokens={k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)},
+        eos_token_ids=_eos_token_ids(model, tokenizer, vocab_size),
+        bos_token_id=_bos_token_id(tokenizer),
+        generation_defaults=_generation_defaults(path),
+        dtype=dtype,
+        weight_bytes=weight_bytes,
+        numerics_fingerprint=_numerics(device, dtype, num_packed),
+        versions={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
+    )
+    on_progress(f"{name} is loaded", 1.0)
+    return LoadedModel(adapted, description, tokenizer)
+
+
+def _load_tokenizer(path: Path) -> Any:
+    try:
+        if path.is_file():
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidArgument(f"cannot load the tokenizer of {path}: {error}", field="model") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise InvalidArgument(f"the tokenizer of {path} has no tokenizer.json, which is needed", field="model")
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _load_weights(path: Path, dtype: str) -> PreTrainedModel:
+    wanted: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
+    try:
+        if path.is_file():
+            return _load_gguf(path, torch.float32 if dtype == "auto" else wanted)
+        if not list(path.glob("*.safetensors")):
+            raise InvalidArgument(
+                f"{path} holds no *.safetensors file; other formats may run code and are not loaded: convert it",
+                field="model",
+            )
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=wanted, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InvalidArgument(f"cannot load the weights of {path}: {error}", field="model") from error
+
+
+def _load_gguf(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+    )
+
+
+def _device(text: str) -> torch.device:
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise InvalidArgument(f"device {text!r} is not cpu, cuda, cuda:N or auto", field="device") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidArgument(f"device {text!r} is not here: {torch.cuda.device_count()} GPUs are", field="device")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device {text!r} is not cpu, cuda, cuda:N or auto", field="device")
+    return device
+
+
+def _own_context_length(model: PreTrainedModel, settings: WorkerSettings) -> int:
+    own = getattr(model.config, "max_position_embeddings", None) or settings.max_context_length
+    if not own:
+        raise InvalidArgument("the model does not tell its context length: give max_context_length", field="model")
+    return int(own)
+
+
+def _weight_files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else list(path.glob("*.safetensors"))
+
+
+def _chat_template(tokenizer: Any) -> str:
+    template = tokenizer.chat_template or ""
+    return template if isinstance(template, str) else template.get("default", "")
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
+    """Those of the generation config, else of the config, and the tokenizer's own: chat models use either."""
+    stated = getattr(model.generation_config, "eos_token_id", None)
+    if stated is None:
+        stated = getattr(model.config, "eos_token_id", None)
+    ids = {stated} if isinstance(stated, int) else set(stated or [])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return tuple(sorted(i for i in ids if 0 <= i < vocab_size))
+
+
+def _bos_token_id(tokenizer: Any) -> int | None:
+    """The id that begins every text, only where the tokenizer itself adds it."""
+    ids = tokenizer("a")["input_ids"]
+    return tokenizer.bos_token_id if ids[:1] == [tokenizer.bos_token_id] else None
+
+
+def _generation_defaults(path: Path) -> dict[str, float]:
+    """What generation_config.json states; a value it does not state is not a default of the model."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return {}
+    stated = json.loads(file.read_text())
+    return {key: float(stated[key]) for key in GENERATION_DEFAULTS if stated.get(key) is not None}
+
+
+def _numerics(device: torch.device, dtype: str, num_packed: int) -> str:
+    """Equal texts mean bit-equal logits for equal passes: whatever may change the order or kind of an addition."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    layers = f"{num_packed} packed layers"
+    parts = [device.type, name, dtype, layers, f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]
+    return "; ".join([*parts, f"transformers {transformers.__version__}", sys.platform])
