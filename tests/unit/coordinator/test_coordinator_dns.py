@@ -1,0 +1,69 @@
+"""Workers found by name: one lease per address, kept while the name resolves to it."""
+
+import asyncio
+import socket
+
+import pytest
+
+from coordinator.directory import WorkerDirectory
+from coordinator.dns import DnsSource, resolve, split_names
+from outrider.errors import InvalidArgument
+from outrider.settings import CoordinatorSettings
+
+LEASE_MS = 300
+
+
+async def until(condition, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_addresses_come_and_go_with_the_name():
+    answers = {"draft.test:9": ["127.0.0.1:9", "127.0.0.2:9"], "target.test:9": ["127.0.0.3:9"]}
+
+    async def resolve_here(name: str) -> list[str]:
+        if name not in answers:
+            raise socket.gaierror("no such host")
+        return answers[name]
+
+    directory = WorkerDirectory(CoordinatorSettings(lease_ms=LEASE_MS))
+    await directory.start()
+    names = [("draft.test:9", "draft"), ("target.test:9", "target")]
+    running = asyncio.create_task(DnsSource(directory, names, lease_ms=LEASE_MS, resolve=resolve_here).run())
+
+    def known() -> dict[str, str]:
+        return {worker.address: worker.role for worker in directory.workers()}
+
+    everyone = {"127.0.0.1:9": "draft", "127.0.0.2:9": "draft", "127.0.0.3:9": "target"}
+    try:
+        await until(lambda: known() == everyone)
+        records = {worker.address: worker for worker in directory.workers()}
+        await asyncio.sleep(4 * LEASE_MS / 1000)
+        assert {worker.address: worker for worker in directory.workers()} == records, "renewed, not taken anew"
+        answers["draft.test:9"] = ["127.0.0.2:9"]
+        await until(lambda: "127.0.0.1:9" not in known())
+        del answers["target.test:9"]
+        await until(lambda: known() == {"127.0.0.2:9": "draft"})
+        answers["target.test:9"] = ["127.0.0.4:9"]
+        await until(lambda: known() == {"127.0.0.2:9": "draft", "127.0.0.4:9": "target"})
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await directory.close()
+
+
+async def test_resolves_to_addresses_with_the_port():
+    assert "127.0.0.1:50052" in await resolve("localhost:50052")
+    assert await resolve("127.0.0.1:1") == ["127.0.0.1:1"]
+
+
+def test_names_are_told_from_addresses():
+    addresses = ("10.0.0.1:1", "dns:///workers.ns:2", "host:3")
+    assert split_names(addresses, "target_workers") == (("10.0.0.1:1", "host:3"), ("workers.ns:2",))
+
+
+@pytest.mark.parametrize("address", ["dns:///host", "dns:///:1", "dns:///host:x", "dns:///"])
+def test_bad_name_is_refused_with_its_field(address: str):
+    with pytest.raises(InvalidArgument, match="target_workers has"):
+        split_names((address,), "target_workers")
