@@ -74,9 +74,16 @@ class WorkerDirectory:
             raise NotFound(f"model {name[:80]!r} is not served; there is {', '.join(names)}", field="model")
         return self._served(name or names[0])
 
-    def pick_target(self, model: str, avoid: frozenset[str] = frozenset()) -> WorkerRecord:
-        """The healthy worker with the fewest streams. Raises Unavailable."""
-        healthy = [w for w in self._serving(model) if w.address not in avoid and self.health(w)[0]]
+    def pick_target(self, model: str, fingerprint: str, avoid: frozenset[str] = frozenset()) -> WorkerRecord:
+        """The healthy worker of these weights with the fewest streams. Raises Unavailable."""
+        healthy = [
+            w
+            for w in self._serving(model)
+            if w.address not in avoid
+            and self.health(w)[0]
+            and w.description is not None
+            and w.description.model.model_fingerprint == fingerprint
+        ]
         if not healthy:
             details = "; ".join(f"{w.address}: {self.health(w)[1] or 'just failed'}" for w in self._serving(model))
             raise self._no_target(f"no target worker of model {model!r} can take a stream now ({details})")

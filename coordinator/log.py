@@ -11,10 +11,11 @@ from outrider.serving.messages import Header
 class Log:
     """Prompt and committed output, append-only, with the rolling hash of every prefix from the prompt's end on."""
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int], prompt_hash: int | None = None) -> None:
+        """`prompt_hash` spares hashing a long prompt again."""
         self.prompt_ids = tuple(prompt_ids)
         self.output_ids: list[int] = []
-        self._hashes = [hash_ids(self.prompt_ids)]
+        self._hashes = [hash_ids(self.prompt_ids) if prompt_hash is None else prompt_hash]
 
     @property
     def length(self) -> int:

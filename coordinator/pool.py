@@ -38,7 +38,7 @@ class SessionPool:
         return AdaptiveGamma(shared, request.max_speculative_tokens)
 
     def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
-        worker = self._directory.pick_target(stream.request.model, avoid)
+        worker = self._directory.pick_target(stream.request.model, stream.request.model_fingerprint, avoid)
         call = wire.target_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
         return self._enlist(TargetLink(peer, worker.address, stream.log), worker)

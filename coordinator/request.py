@@ -31,10 +31,14 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRequest:
-    """Every value decided. `drafter` "" is auto; `num_speculative_tokens` None is adaptive up to the maximum."""
+    """Every value decided. `drafter` "" is auto; `num_speculative_tokens` None is adaptive up to the maximum.
+
+    A stream never moves to weights of another `model_fingerprint`.
+    """
 
     request_id: str
     model: str
+    model_fingerprint: str = ""
     prompt_ids: tuple[int, ...]
     prompt_hash: int
     sampling: SamplingParams
@@ -86,6 +90,7 @@ def resolve(
     return ResolvedRequest(
         request_id=request_id,
         model=model.name,
+        model_fingerprint=model.description.model_fingerprint,
         prompt_ids=ids,
         prompt_hash=prompt_hash,
         sampling=sampling,

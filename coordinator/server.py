@@ -57,7 +57,7 @@ class GenerationServicer:
         tenant = tenant_of(context.invocation_metadata() or (), self._settings.trusted_tenant_header)
         model = self._directory.model(request.model)
         resolved = await self._resolve(request, model, request_id, tenant)
-        self._directory.pick_target(model.name)
+        self._directory.pick_target(model.name, resolved.model_fingerprint)
         events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=context.time_remaining())
         async with aclosing(events):
             async for event in events:

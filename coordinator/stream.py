@@ -26,7 +26,7 @@ class Stream:
         self.choice = choice
         self.deadline = deadline
         self.sampling = dataclasses.replace(request.sampling, choice=choice)
-        self.log = Log(request.prompt_ids)
+        self.log = Log(request.prompt_ids, request.prompt_hash)
         self.statistics = StreamStatistics()
         self.finish = Finish.NONE
         self.matched_stop: int | str | None = None

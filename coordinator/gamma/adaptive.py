@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from coordinator.gamma.estimates import PairEstimates, Survival
 from coordinator.gamma.policy import Choice, RoundReport
 
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.005
 """Of a stream's time that probes may lose, all together."""
 MIN_PROBE_INTERVAL_TOKENS = 32
 WARM_UP_ROUNDS = 2

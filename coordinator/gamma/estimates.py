@@ -1,7 +1,7 @@
 """What the adaptive controller knows: how far drafts survive, and what each part of a round costs.
 
 Survival is estimated by position from hazards (Kaplan-Meier): position i counts only in rounds that reached it, so that
-tokens after a rejection, which nobody saw, do not bias it. accepted/proposed would be too low, and more so with larger γ.
+tokens after a rejection, which nobody saw, do not bias it. accepted/proposed would be too low, more so with larger γ.
 Costs are medians of the last few messages: one slow call moves nothing.
 """
 
@@ -15,7 +15,7 @@ from coordinator.gamma.policy import RoundReport
 MAX_POSITIONS = 64
 PRIOR_HAZARD = 0.7
 """Chance of acceptance assumed before anything was seen."""
-LEAN_WEIGHT = 2.0
+LEAN_WEIGHT = 8.0
 """Observations that the prior counts for."""
 FRESH_PASSES = 256
 """A pass size not seen among this many passes is stale."""
