@@ -82,9 +82,15 @@ class Report:
     reasons: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Verdict first."""
+        """Verdict and sums first, then the parts they come from."""
         values = dataclasses.asdict(self)
-        return {"verdict": values.pop("verdict"), **values}
+        return {
+            "verdict": values.pop("verdict"),
+            "samples": sum(law.num_tokens for law in self.laws),
+            "drafted": sum(part.num_drafted for part in (*self.equalities, *self.laws)),
+            "p_values": {law.name: {"uniform": law.p_uniform, "rank": law.p_rank} for law in self.laws},
+            **values,
+        }
 
     def judge(self) -> None:
         """BROKEN on any proof of loss, INCONCLUSIVE where a part checked no draft or too few tokens, else LOSSLESS."""

@@ -90,9 +90,9 @@ async def local_stack(
             raise
     finally:
         # The coordinator first: it ends its sessions in peace while the workers still answer.
-        for role in ("coordinator", "draft-worker", "target-worker"):
-            if role in processes:
-                await processes[role].stop(stop_grace_s)
+        if "coordinator" in processes:
+            await processes["coordinator"].stop(stop_grace_s)
+        await asyncio.gather(*(child.stop(stop_grace_s) for child in processes.values()))
 
 
 async def _gather(starting: list[Any]) -> list[str]:

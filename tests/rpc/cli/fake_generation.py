@@ -5,6 +5,7 @@ Its step records claim drafts that nobody made; it stands in for a coordinator w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class FakeGeneration:
     requests: list[generation_pb2.GenerateRequest] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     deadlines: list[float | None] = field(default_factory=list)
-    num_cancelled: int = 0
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     loaded: LoadedModel = field(default_factory=lambda: load_toy(TOY))
 
     def __post_init__(self) -> None:
@@ -62,7 +63,8 @@ class FakeGeneration:
                 yield response
             finished = True
         finally:
-            self.num_cancelled += not finished
+            if not finished:
+                self.cancelled.set()
 
     async def _answer(self, request: Any) -> AsyncIterator[Any]:
         rule = AcceptanceRule(request.speculation.acceptance or AcceptanceRule.BLOCK)

@@ -111,9 +111,7 @@ async def test_leaving_the_loop_cancels_the_request(client: Client, service: Fak
         if isinstance(event, Chunk):
             break
     await stream.aclose()
-    async with asyncio.timeout(10):
-        while not service.num_cancelled:
-            await asyncio.sleep(0.01)
+    await asyncio.wait_for(service.cancelled.wait(), 10)
 
 
 async def test_model_and_server_info(client: Client) -> None:

@@ -1,0 +1,132 @@
+"""verify, bench, demo, generate and chat as users run them: their output, last line and exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+from conftest import scaled
+from fake_generation import FakeGeneration, serving
+from test_client import forever
+from test_stack import DRAFT, TARGET, read_until, running
+
+from outrider.cli.stack import local_stack
+
+PAIR = [f"--target={TARGET}", f"--draft={DRAFT}"]
+
+
+async def outrider(*args: str) -> tuple[int | None, str, str]:
+    """(exit code, stdout, stderr)."""
+    async with running(*args) as process:
+        output, errors = await asyncio.wait_for(process.communicate(), 240)
+        return process.returncode, output.decode(), errors.decode()
+
+
+async def test_verify_proves_a_real_pair_lossless() -> None:
+    samples = scaled(600, 60)
+    code, output, errors = await outrider("verify", *PAIR, f"--samples={samples}", "--prompts=3", "--seed=5")
+    report = json.loads(output.splitlines()[-1])
+    assert (code, report["verdict"]) == (0, "LOSSLESS"), errors + output
+    assert "LOSSLESS" in output.splitlines()[-2]
+    assert report["drafted"] > 0
+    assert report["samples"] == sum(law["num_tokens"] for law in report["laws"])
+    assert 0 < report["false_alarm_rate"] <= 1e-6
+    assert all(part["num_drafted"] > 0 for part in report["equalities"] + report["laws"])
+    # Some drafts must be rejected too, or the rules were hardly tried.
+    assert all(0 < law["num_accepted"] < law["num_drafted"] for law in report["laws"])
+
+
+async def test_verify_against_running_services() -> None:
+    async with local_stack(TARGET, None) as stack:
+        flags = [f"--address={stack.address}", "--samples=20", "--prompts=2", "--json"]
+        code, output, _ = await outrider("verify", f"--target={TARGET}", *flags)
+        (line,) = output.splitlines()
+        assert (code, json.loads(line)["verdict"]) == (3, "INCONCLUSIVE")
+        code, output, errors = await outrider("verify", "--target=toy:vocab=32,seed=2", *flags)
+        assert (code, output) == (1, "")
+        assert "serves another target" in errors
+
+
+async def test_bench_ends_in_the_figures() -> None:
+    code, output, errors = await outrider(
+        "bench", f"--target={TARGET},pass_ms=3", f"--draft={DRAFT},pass_ms=0.3", "--num-prompts=2", "--max-tokens=24",
+        "--num-speculative-tokens=3", "--temperature=1",
+    )  # fmt: skip
+    assert code == 0, errors
+    assert "SIMULATED" in output
+    figures = json.loads(output.splitlines()[-1])
+    for name in (
+        "plain_tokens_per_s", "speculative_tokens_per_s", "overhead_ms_p50", "bytes_per_draft_token", "gamma0_ratio",
+        "mean_acceptance_length", "draft_cost_ratio", "formula_speedup", "speedup", "plain_ttft_ms", "plain_tpot_ms",
+    ):  # fmt: skip
+        assert figures[name] > 0, name
+    assert figures["num_draft_tokens"] > 0
+    assert len(figures["acceptance_by_position"]) == 3
+    assert figures["simulated"]
+    # A pass is slept, so that no measured time can undercut it.
+    assert figures["plain_verify_ms"] >= 3
+    assert figures["plain_tokens_per_s"] <= 1000 / 3
+    roles = {"coordinator", "draft-worker", "target-worker"}
+    assert {role for role, sizes in figures["memory"].items() if sizes["resident_bytes"] > 0} == roles
+
+
+async def test_demo_runs_on_toys_and_says_so() -> None:
+    code, output, errors = await outrider("demo", *PAIR, "--max-tokens=16")
+    assert code == 0, errors + output
+    assert "simulated toy" in output
+    assert output.count("identical") == 2
+    assert "acceptance by position" in output
+
+
+async def test_demo_fails_when_texts_differ() -> None:
+    from outrider.cli.demo import _compare
+    from outrider.client import Client
+
+    async with serving(FakeGeneration(broken_greedy=True)) as address, Client(address) as client:
+        speculative = await client.complete([1], temperature=0.0, max_tokens=8, num_speculative_tokens=2)
+        assert not await _compare(client, [1], speculative, {"temperature": 0.0, "max_tokens": 8}, "x")
+    async with serving(FakeGeneration()) as address, Client(address) as client:
+        speculative = await client.complete([1], temperature=0.0, max_tokens=8, num_speculative_tokens=2)
+        assert await _compare(client, [1], speculative, {"temperature": 0.0, "max_tokens": 8}, "x")
+
+
+async def test_generate_prints_text_or_json() -> None:
+    service = FakeGeneration()
+    async with serving(service) as address:
+        flags = [f"--address={address}", "--temperature=0", "--max-tokens=4", "--stop=a", "--stop=b", "--chat"]
+        code, text, _ = await outrider("generate", "Hello", *flags)
+        assert (code, len(text.strip())) == (0, 4)
+        code, output, _ = await outrider("generate", "Hello", *flags, "--json")
+        assert (code, json.loads(output)["text"]) == (0, text.strip())
+    request = service.requests[0]
+    assert request.chat.messages[0].content == "Hello"
+    assert list(request.stopping.stop) == ["a", "b"]
+    assert request.sampling.HasField("temperature")
+
+
+async def test_ctrl_c_stops_only_the_answer() -> None:
+    class Endless(FakeGeneration):
+        """The first answer never ends."""
+
+        def _answer(self, request: Any) -> AsyncIterator[Any]:
+            return forever(request) if len(self.requests) == 1 else super()._answer(request)
+
+    service = Endless()
+    async with serving(service) as address, running("chat", f"--address={address}", "--max-tokens=4") as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write(b"first\n")
+        while not service.requests:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        chat.send_signal(signal.SIGINT)
+        await asyncio.wait_for(service.cancelled.wait(), 30)
+        chat.stdin.write(b"second\n/exit\n")
+        text = await read_until(chat.stdout, "(stopped)")
+        rest = (await asyncio.wait_for(chat.stdout.read(), 30)).decode()
+        assert len(rest.strip()) == 4, text + rest
+        assert await asyncio.wait_for(chat.wait(), 30) == 0
+    assert [message.content for message in service.requests[1].chat.messages][-1] == "second"

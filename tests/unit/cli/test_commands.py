@@ -1,0 +1,181 @@
+"""Every command explains itself, refuses what it does not know, and ends errors in one line that names the fix."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from outrider.cli.console import describe_failure
+from outrider.cli.main import app
+from outrider.cli.prompts import read_prompts, spread
+from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.settings import CoordinatorSettings
+
+COMMANDS = [
+    ["up"], ["coordinator"], ["draft-worker"], ["target-worker"], ["generate"], ["chat"], ["doctor"], ["verify"],
+    ["bench"], ["demo"], ["models"], ["models", "list"], ["models", "get"], ["models", "info"],
+]  # fmt: skip
+PAIR = ["--target=toy:vocab=16,seed=1", "--draft=toy:vocab=16,seed=1,agreement=0.5"]
+
+
+def invoke(*args: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `outrider <args>` in this process."""
+    result = CliRunner().invoke(app, list(args), env={"COLUMNS": "200"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_list_of_commands_is_whole() -> None:
+    names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    names |= {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance}
+    assert {command[0] for command in COMMANDS} == {str(name) for name in names if isinstance(name, str)}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help(command: list[str]) -> None:
+    exit_code, output, _ = invoke(*command, "--help")
+    assert exit_code == 0
+    assert "Usage: " in output
+    assert "--help" in output
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_unknown_flags_are_usage_errors(command: list[str]) -> None:
+    exit_code, _, errors = invoke(*command, "--no-such-flag=1")
+    assert exit_code == 2
+    assert "--no-such-flag" in errors
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "x"], ["chat"], ["models", "list"], ["up"], ["verify"], ["bench"], ["demo"], ["coordinator"]],
+    ids=" ".join,
+)
+def test_unknown_variables_are_usage_errors(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_ADRESS", "x")
+    exit_code, _, errors = invoke(*command)
+    assert exit_code == 2
+    assert "OUTRIDER_ADRESS" in errors
+    assert len(errors.strip().splitlines()) == 1
+
+
+def test_without_torch_the_client_commands_start() -> None:
+    code = "import sys, outrider.cli.main; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["models", "info"]], ids=" ".join)
+def test_no_coordinator_names_the_fix(command: list[str]) -> None:
+    exit_code, output, errors = invoke(*command, "--address=127.0.0.1:1")
+    assert exit_code == 1
+    assert output == ""
+    assert "outrider up" in errors
+    assert len(errors.strip().splitlines()) == 1
+
+
+def test_models_list_needs_no_coordinator() -> None:
+    exit_code, output, _ = invoke("models", "list", "--address=127.0.0.1:1", "--json")
+    assert exit_code == 0
+    assert any(row["model"] == "smollm2-135m" and row["source"] == "bundle" for row in json.loads(output))
+
+
+def test_models_info_describes_what_can_be_loaded() -> None:
+    exit_code, output, _ = invoke("models", "info", "toy:vocab=16", "--address=127.0.0.1:1", "--json")
+    assert exit_code == 0
+    values = json.loads(output)
+    assert (values["vocab_size"], values["simulated"]) == (16, True)
+    exit_code, _, errors = invoke("models", "info", "toy:vocabulary=16", "--address=127.0.0.1:1")
+    assert exit_code == 2
+    assert "vocabulary" in errors
+
+
+def test_failures_have_one_line_and_a_code() -> None:
+    assert describe_failure(InvalidArgument("top_p is 2", field="sampling.top_p")) == ("top_p is 2 [sampling.top_p]", 2)
+    assert describe_failure(ResourceExhausted("full", retry_delay_s=2)) == ("full (try again in 2 s)", 1)
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert "outrider[worker]" in describe_failure(missing)[0]
+    with pytest.raises(ValidationError) as caught:
+        CoordinatorSettings(peer_timeout_s=0)
+    message, code = describe_failure(caught.value)
+    assert code == 2
+    assert "--peer-timeout-s (OUTRIDER_PEER_TIMEOUT_S) is 0" in message
+
+
+def test_doctor_passes_a_fitting_pair() -> None:
+    exit_code, output, _ = invoke("doctor", *PAIR, "--json")
+    report = json.loads(output)
+    assert exit_code == 0, report
+    assert report["ok"]
+    states = {check["name"]: check["state"] for check in report["checks"]}
+    assert states["tokenizers"] == states["target"] == states["draft"] == states["memory"] == "ok"
+    assert all(check["fix"] for check in report["checks"] if check["state"] != "ok")
+
+
+@pytest.mark.parametrize(
+    ("args", "failing", "says"),
+    [
+        (["--target=toy:vocab=16", "--draft=toy:vocab=17"], "tokenizers", "draft 17"),
+        (["--target=toy:vocab=16", "--draft=toy:speed=1"], "draft", "speed"),
+        (["--target=no-such-model", "--draft=none"], "target", "no-such-model"),
+    ],
+)
+def test_doctor_fails_and_says_why(args: list[str], failing: str, says: str) -> None:
+    exit_code, output, _ = invoke("doctor", *args, "--json")
+    (check,) = (check for check in json.loads(output)["checks"] if check["state"] == "fail")
+    assert exit_code == 1
+    assert check["name"] == failing
+    assert says in check["detail"]
+    assert check["fix"]
+
+
+def test_doctor_sees_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_ADRESS", "x")
+    exit_code, output, _ = invoke("doctor", *PAIR)
+    assert exit_code == 1
+    assert "OUTRIDER_ADRESS" in output
+
+
+def test_own_prompts_are_many_and_of_all_kinds() -> None:
+    assert len(set(read_prompts())) == 24
+    for kind in ("chat", "code", "code-edit", "summarise"):
+        assert len(read_prompts(kind=kind)) >= 5
+
+
+def test_spread_covers_the_list() -> None:
+    letters = list("abcdefgh")
+    assert spread(letters, 4) == ["a", "c", "e", "g"]
+    assert spread(letters, 8) == letters
+    assert spread(letters, 10) == [*letters, "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "no prompt"),
+        ("not json", ":1 must be"),
+        ('{"prompt": "a"}\n{"text": "b"}', ":2 must be"),
+        ('{"prompt": ""}', ":1"),
+    ],
+)
+def test_bad_prompt_files_name_the_line(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument, match=says):
+        read_prompts(path)
+    exit_code, _, errors = invoke("bench", *PAIR, f"--prompts={path}")
+    assert exit_code == 2
+    assert says in errors
+
+
+def test_a_missing_prompt_file_is_a_usage_error(tmp_path: Path) -> None:
+    exit_code, _, errors = invoke("verify", *PAIR, f"--prompts-file={tmp_path / 'none.jsonl'}")
+    assert exit_code == 2
+    assert "none.jsonl" in errors
