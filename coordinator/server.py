@@ -13,6 +13,7 @@ from typing import Any
 
 from coordinator.admission import Admission
 from coordinator.directory import WorkerDirectory
+from coordinator.dns import DnsSource, split_names
 from coordinator.generate import Generation
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
@@ -22,7 +23,7 @@ from outrider.errors import InvalidArgument
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.events import event_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
-from outrider.serving.worker_calls import capacity_to_pb, role_from_pb, role_to_pb
+from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.settings import CoordinatorSettings
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import worker_pb2
@@ -209,7 +210,12 @@ async def serve(
     with stop_on_signals(stop):
         async with running_server(settings, [GENERATION, FLEET]) as server:
             changed = asyncio.Event()
-            directory = WorkerDirectory(settings, on_change=changed.set)
+            targets, target_names = split_names(settings.target_workers, "target_workers")
+            drafts, draft_names = split_names(settings.draft_workers, "draft_workers")
+            listed = settings.model_copy(update={"target_workers": targets, "draft_workers": drafts})
+            directory = WorkerDirectory(listed, on_change=changed.set)
+            names = [*((name, TARGET) for name in target_names), *((name, DRAFT) for name in draft_names)]
+            found = asyncio.create_task(DnsSource(directory, names, lease_ms=settings.lease_ms).run())
             try:
                 await directory.start()
                 servicers = {
@@ -228,6 +234,8 @@ async def serve(
                     await asyncio.gather(readiness, return_exceptions=True)
                 await server.drain()
             finally:
+                found.cancel()
+                await asyncio.gather(found, return_exceptions=True)
                 await server.close()
                 await directory.close()
 
