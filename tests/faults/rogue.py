@@ -1,0 +1,137 @@
+"""A draft worker that lies: a proxy before a real one that spoils its answers. Simulated faults, real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from outrider.v1 import draft_pb2, draft_pb2_grpc, worker_pb2_grpc
+
+FAULTS = (
+    "none",
+    "stale_hash",
+    "stale_length",
+    "wrong_epoch",
+    "duplicate",
+    "previous",
+    "ids_out_of_range",
+    "too_many",
+    "torn_q",
+    "wrong_sum",
+    "token_not_in_q",
+    "parents",
+    "out_of_step_lie",
+    "empty",
+    "unasked",
+    "silence",
+)
+
+
+class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
+    """Forwards everything to `address`; each proposal is spoiled with one of `faults`, drawn by `seed`."""
+
+    def __init__(self, address: str, seed: int, faults: tuple[str, ...] = FAULTS, silence_s: float = 0.3) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._random = random.Random(seed)
+        self._faults = faults
+        self._silence_s = silence_s
+        self.counts = dict.fromkeys(FAULTS, 0)
+
+    async def DescribeWorker(self, request, context):
+        return await worker_pb2_grpc.WorkerServiceStub(self._channel).DescribeWorker(request)
+
+    async def Session(self, requests, context):
+        call = draft_pb2_grpc.DraftServiceStub(self._channel).Session()
+
+        async def forward():
+            try:
+                async for request in requests:
+                    await call.write(request)
+                await call.done_writing()
+            except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                call.cancel()
+
+        task = asyncio.create_task(forward())
+        previous = None
+        try:
+            async for response in call:
+                if response.WhichOneof("message") != "proposal":
+                    yield response
+                    continue
+                original = draft_pb2.DraftServiceSessionResponse()
+                original.CopyFrom(response)
+                for spoiled in await self._spoil(response, previous):
+                    yield spoiled
+                previous = original
+        finally:
+            task.cancel()
+            call.cancel()
+
+    async def _spoil(self, response, previous):
+        fault = self._random.choice(self._faults)
+        self.counts[fault] += 1
+        header, proposal = response.proposal.header, response.proposal.proposal
+        match fault:
+            case "stale_hash":
+                header.prefix_hash ^= 1 << self._random.randrange(64)
+            case "stale_length":
+                header.base_length -= 1
+            case "wrong_epoch":
+                header.epoch += 1
+            case "duplicate":
+                return [response, response, response]
+            case "previous":
+                return [previous, response] if previous is not None else [response]
+            case "ids_out_of_range":
+                proposal.token_ids[:] = [self._random.choice((10_000, 2**32 - 1)) for _ in proposal.token_ids]
+            case "too_many":
+                proposal.token_ids.extend([0] * 100)
+            case "torn_q":
+                proposal.q_ids = proposal.q_ids[:-3] or b"xyz"
+                proposal.q_sizes[:] = [5] * max(1, len(proposal.token_ids))
+            case "wrong_sum":
+                proposal.q_counts = proposal.q_counts[:-2] + b"\x07\x00"
+            case "token_not_in_q":
+                proposal.token_ids[:] = [(t + 1) % 4 for t in proposal.token_ids]
+            case "parents":
+                proposal.parents[:] = [len(proposal.token_ids)] * len(proposal.token_ids)
+            case "out_of_step_lie":
+                lie = draft_pb2.DraftServiceSessionResponse()
+                lie.out_of_step.header.CopyFrom(header)
+                lie.out_of_step.header.base_length = self._random.randrange(10_000)
+                return [lie]
+            case "empty":
+                proposal.Clear()
+            case "unasked":
+                return [response, draft_pb2.DraftServiceSessionResponse()]
+            case "silence":
+                await asyncio.sleep(self._silence_s)
+        return [response]
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+@asynccontextmanager
+async def rogue_draft(address: str, seed: int, **kwargs):
+    """Serves a RogueDraft before the worker at `address`; yields (its address, the servicer)."""
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    server = grpc.aio.server()
+    servicer = RogueDraft(address, seed, **kwargs)
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+    healthy = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    for name in ("", "outrider.v1.DraftService", "outrider.v1.WorkerService"):
+        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", servicer
+    finally:
+        await server.stop(None)
+        await servicer.close()

@@ -1,0 +1,90 @@
+"""Tiny random models of several families: greedy text with any γ equals plain text, and equals transformers' own."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from conftest import scaled
+from stack import in_process_stack
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import outrider  # noqa: E402
+from outrider.lm.loading import load_model  # noqa: E402
+from outrider.settings import TargetWorkerSettings  # noqa: E402
+
+VOCAB = 96
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 16}),
+}
+
+
+def save_tiny(folder, family, seed, scale=0.25):
+    """A random model whose logits are spread enough that greedy text is no constant."""
+    config_class, model_class, extra = FAMILIES[family]
+    torch.manual_seed(seed)
+    config = config_class(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=scale, bos_token_id=0, eos_token_id=1,
+        tie_word_embeddings=False, **extra,
+    )  # fmt: skip
+    model_class(config).eval().save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder)
+    return model_class.from_pretrained(folder).eval()
+
+
+def byte_tokenizer():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<s>": 0, "</s>": 1, **{c: i + 2 for i, c in enumerate(alphabet[: VOCAB - 2])}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_greedy_equals_plain_and_transformers(family, tmp_path):
+    target_folder, draft_folder = tmp_path / "target", tmp_path / "draft"
+    stock = save_tiny(target_folder, family, seed=1)
+    save_tiny(draft_folder, family, seed=1)
+    perturb(draft_folder, FAMILIES[family][1])
+
+    def load(folder):
+        loaded = load_model(TargetWorkerSettings(model=str(folder), dtype="float32", num_threads=2))
+        return dataclasses.replace(loaded)
+
+    rng = torch.Generator().manual_seed(7)
+    prompts = [torch.randint(2, VOCAB, (n,), generator=rng).tolist() for n in (3, 9, 20, 37)[: scaled(40, at_least=4)]]
+    expected = []
+    for prompt in prompts:
+        out = stock.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None)
+        expected.append(tuple(out[0, len(prompt) :].tolist()))
+    stack = in_process_stack(load(target_folder), load(draft_folder), worker={"kv_cache_bytes": 1 << 24})
+    async with stack as services, outrider.Client(services.address) as client:
+        num_accepted = num_drafted = 0
+        for gamma in (0, 1, 2, 3, 5, 8, 16, None):
+            extra = {} if gamma is None else {"num_speculative_tokens": gamma}
+            answers = await asyncio.gather(
+                *(client.complete(p, temperature=0.0, max_tokens=30, ignore_eos=True, drafter="model", **extra) for p in prompts)
+            )
+            assert [a.token_ids for a in answers] == expected, f"γ={gamma}"
+            num_drafted += sum(a.speculation.num_draft_tokens for a in answers)
+            num_accepted += sum(a.speculation.num_accepted_draft_tokens for a in answers)
+    assert 0 < num_accepted < num_drafted, "INCONCLUSIVE: the draft agreed always or never"
+
+
+def perturb(folder, model_class):
+    """A draft that mostly agrees: the target's weights and a little noise."""
+    model = model_class.from_pretrained(folder)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
