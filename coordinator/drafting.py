@@ -93,6 +93,8 @@ class DraftSide:
         if link is not None:
             self._link, self._waited_for_opening = link, False
             self._opening = asyncio.create_task(self._open(link))
+            # its failure is read by the next round, if there is one
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def ready(self) -> tuple[bool, str]:
         """Whether a proposal can be asked for now, and why not."""
@@ -116,7 +118,7 @@ class DraftSide:
             history.add(elapsed_ms / num_units)
             return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         except OutriderError as error:
-            await self._lose(error)
+            self._lose(error)
             return Drafted(SealedProposal(), wait_ms=1000 * (time.perf_counter() - started))
         elapsed_ms = 1000 * (time.perf_counter() - started)
         if proposal.num_draft_tokens == choice.num_draft_tokens:
@@ -124,17 +126,16 @@ class DraftSide:
         self._count_dropped(link)
         return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000))
 
-    async def close(self, error: Exception | None = None) -> None:
+    def close(self, error: Exception | None = None) -> None:
         """Frees the session. Harmless when repeated."""
         if self._opening is not None:
             self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
             self._opening = None
         if self._link is not None:
             link, self._link = self._link, None
             self._count_dropped(link)
             self._pool.disconnect(link, error)
-            await link.close()
+            link.close()
 
     async def _why_not(self) -> str:
         if self._link is None:
@@ -155,7 +156,7 @@ class DraftSide:
                 return "draft-context-full"
             return "" if link.ready() else "draft-late"
         except OutriderError as error:
-            await self._lose(error)
+            self._lose(error)
             return "draft-lost"
 
     async def _wait_opening(self, opening: asyncio.Task[None]) -> None:
@@ -181,12 +182,12 @@ class DraftSide:
         )
         await link.wait_opened()
 
-    async def _lose(self, error: OutriderError) -> None:
+    def _lose(self, error: OutriderError) -> None:
         if error.reason != SESSION_LOST:
             self._stream.statistics.num_draft_failures += 1
         self._next_opening_at = time.perf_counter() + self._reopen_after_s
         self._reopen_after_s = min(2 * self._reopen_after_s, MAX_REOPEN_AFTER_S)
-        await self.close(error)
+        self.close(error)
 
     def _count_dropped(self, link: DraftLink) -> None:
         self._stream.statistics.num_dropped_proposals += link.take_num_dropped()

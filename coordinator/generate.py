@@ -63,8 +63,10 @@ class Generation:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._admission.leave(ticket)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                self._admission.leave(ticket)
 
     async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
@@ -82,5 +84,7 @@ class Generation:
             outbox.fail()
             raise
         finally:
-            await asyncio.gather(draft.close(), target.close())
+            # no await: a second cancellation must find nothing left to do
+            draft.close()
+            target.close()
             outbox.leave()

@@ -77,8 +77,8 @@ class TargetLink:
             timed = Timed(verdict, 1000 * (time.perf_counter() - started))
             yield timed
 
-    async def close(self) -> None:
-        await self._peer.close()
+    def close(self) -> None:
+        self._peer.close()
 
     async def _ask(self, message: Callable[[tuple[int, ...]], Any]) -> Timed:
         started = time.perf_counter()
@@ -187,8 +187,8 @@ class DraftLink:
         dropped, self._num_dropped = self._num_dropped, 0
         return dropped
 
-    async def close(self) -> None:
-        await self._peer.close()
+    def close(self) -> None:
+        self._peer.close()
 
     async def _advance(self, num_draft_tokens: int, drafter: str) -> Header:
         assert self._opening is not None

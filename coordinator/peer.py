@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import Aborted, OutriderError, Unavailable
 from outrider.serving.status import from_rpc_error
 
 RETRY_DELAY_S = 0.5
@@ -80,13 +80,12 @@ class Peer:
             raise self._failure
         return message
 
-    async def close(self) -> None:
-        """Ends the stream; the worker frees its session."""
+    def close(self) -> None:
+        """Ends the stream; the worker frees its session. Waits for nothing, so that nothing can cut it short."""
         self._fail(self._gone("was closed here"))
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read_all(self) -> None:
         try:
@@ -105,7 +104,7 @@ class Peer:
                 )
             self._fail(self._gone("closed the stream"))
         except grpc.aio.AioRpcError as error:
-            self._fail(from_rpc_error(error))
+            self._fail(self._named(from_rpc_error(error)))
         except asyncio.CancelledError:
             # by `close`, or the call was cancelled under us
             self._fail(self._gone("cancelled the stream"))
@@ -136,6 +135,17 @@ class Peer:
         if self._failure is None:
             self._failure = error
             self._inbox.put_nowait(None)
+
+    def _named(self, error: OutriderError) -> OutriderError:
+        """Says which worker it was, and when to try again, where the worker could not say it itself."""
+        if not isinstance(error, Unavailable | Aborted):
+            return error
+        return type(error)(
+            f"worker {self._address}: {error.message}",
+            reason=error.reason,
+            field=error.field,
+            retry_delay_s=RETRY_DELAY_S if error.retry_delay_s is None else error.retry_delay_s,
+        )
 
     def _gone(self, what: str) -> Unavailable:
         return Unavailable(f"worker {self._address} {what}", reason="WORKER_LOST", retry_delay_s=RETRY_DELAY_S)

@@ -76,7 +76,7 @@ class TargetSide:
             if not isinstance(lost.error, Aborted):
                 # aborted is the session alone (its lease, a restart): the worker itself may take it again
                 self._failed.add(self._link.address)
-            await self.close(lost.error)
+            self.close(lost.error)
             try:
                 return await self._open()
             except TargetLost as again:
@@ -85,12 +85,12 @@ class TargetSide:
                 break
         raise lost.error
 
-    async def close(self, error: Exception | None = None) -> None:
+    def close(self, error: Exception | None = None) -> None:
         """Frees the session. Harmless when repeated."""
         if self._link is not None:
             link, self._link = self._link, None
             self._pool.disconnect(link, error)
-            await link.close()
+            link.close()
 
     async def _open(self) -> Timed:
         self._link = self._pool.connect_target(self._stream, frozenset(self._failed))

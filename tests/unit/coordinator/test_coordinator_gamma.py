@@ -1,11 +1,11 @@
-"""γ controllers: unbiased survival, honest costs, and in simulation the best fixed γ, with plain decoding among them."""
+"""γ controllers: unbiased survival, honest costs, and in simulation the best fixed γ, plain decoding included."""
 
 import random
 from dataclasses import dataclass
 
 import pytest
-
 from conftest import scaled
+
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.estimates import PairEstimates, Survival, VerifyCost
 from coordinator.gamma.fixed import FixedGamma
@@ -113,7 +113,9 @@ def test_the_adaptive_choice_comes_close_to_the_best_fixed_one() -> None:
 def test_speculation_costs_next_to_nothing_where_it_cannot_pay() -> None:
     for world in (World(accept=0.0), World(draft_ms=100), World(accept=0.1, draft_rtt_ms=300)):
         plain = world.play(FixedGamma(0), 4000, random.Random(1), ())
-        assert world.play(AdaptiveGamma(PairEstimates(), CAP), 4000, random.Random(2), ("model", "lookup")) <= plain / 0.97
+        assert (
+            world.play(AdaptiveGamma(PairEstimates(), CAP), 4000, random.Random(2), ("model", "lookup")) <= plain / 0.97
+        )
 
 
 def test_gamma_goes_to_zero_and_comes_back_when_drafts_pay_again() -> None:

@@ -83,7 +83,9 @@ def test_everything_ends_with_the_token_that_completes_a_stop_string() -> None:
     assert spec.num_accepted_tokens_per_pos == (2, 1, 0, 0)
     assert spec.mean_acceptance_length == 1 + 3 / 2
     assert spec.draft_acceptance_rate == 3 / 6
-    emitted = spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens + spec.num_plain_tokens
+    emitted = (
+        spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens + spec.num_plain_tokens
+    )
     assert emitted == complete.usage.completion_tokens
 
 

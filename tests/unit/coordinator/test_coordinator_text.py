@@ -1,13 +1,14 @@
 """Detokenizer and stop strings against decoding and searching everything at once; chat templates."""
 
+import itertools
 import random
 
 import pytest
+from conftest import scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from conftest import scaled
 from coordinator.text.chat import ChatTemplate
 from coordinator.text.detokenizer import Detokenizer
 from coordinator.text.output import OutputText
@@ -169,7 +170,7 @@ def test_released_text_is_a_function_of_the_ids_alone(codec: TextCodec) -> None:
         return "".join(text.push(token_id) for token_id in ids[:count])
 
     texts = [released(count) for count in range(81)]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
 
 
 def test_toy_alphabet_is_one_to_one() -> None:
@@ -182,7 +183,7 @@ def test_toy_alphabet_is_one_to_one() -> None:
 
 
 TEMPLATE = """{% for message in messages %}
-{% if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('role ' + message['role']) }}{% endif %}
+{% if message['role'] not in ['user', 'assistant'] %}{{ raise_exception('role ' + message['role']) }}{% endif %}
 <|{{ message['role'] }}|>{{ message['content'] | trim }}{{ eos_token }}
 {% endfor %}
 {% if add_generation_prompt %}<|assistant|>{% endif %}"""
