@@ -2,7 +2,7 @@
 
 import os
 
-# Read once, when torch loads its thread pool, so it has to be set before torch is imported. By default threads that wait
-# for work spin; with a draft and a target worker on the same cores they spin in each other's way, and a pass of 20 ms
-# takes more than a second.
+# Read once, when torch loads its thread pool, so it has to be set before torch is imported. By default threads that
+# wait for work spin; with a draft and a target worker on the same cores they spin in each other's way, and a pass of
+# 20 ms takes more than a second.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -7,6 +7,8 @@ import zipfile
 
 import pytest
 
+import outrider.lm  # noqa: F401  # before torch: it says how torch's threads wait
+
 torch = pytest.importorskip("torch")
 
 import tokenizers  # noqa: E402

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from conftest import scaled
 
+import outrider.lm  # noqa: F401  # before torch: it says how torch's threads wait
+
 torch = pytest.importorskip("torch")
 
 from lm_programs import punch_holes, started  # noqa: E402

@@ -4,6 +4,8 @@ import time
 
 import pytest
 
+import outrider.lm  # noqa: F401  # before torch: it says how torch's threads wait
+
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
