@@ -174,7 +174,7 @@ class DraftLink:
                     proposal = await self._answer(expected)
                     if proposal is None:
                         continue
-                    if proposal.num_draft_tokens > num_draft_tokens:
+                    if proposal.num_draft_tokens > num_draft_tokens or proposal.is_tree:
                         self._num_dropped += 1
                         return wire.SealedProposal()
                     return proposal

@@ -19,7 +19,7 @@ from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, resolve, resolve_request_id
-from outrider.errors import InvalidArgument
+from outrider.errors import Internal, InvalidArgument
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.events import event_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
@@ -60,9 +60,12 @@ class GenerationServicer:
         resolved = await self._resolve(request, model, request_id, tenant)
         self._directory.pick_target(model.name, resolved.model_fingerprint)
         events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=context.time_remaining())
-        async with aclosing(events):
-            async for event in events:
-                yield event_to_pb(event)
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    yield event_to_pb(event)
+        except Internal as error:
+            raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         model = self._directory.model(request.model)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Before anything imports torch: two workers on the same cores must not spin against each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 SCALE = float(os.environ.get("OUTRIDER_TEST_SCALE", "0.1"))
 
 

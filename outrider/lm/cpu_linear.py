@@ -1,8 +1,8 @@
 """Linear layers with oneDNN-prepacked weights: on CPUs one pass over a few rows then costs as much as over one.
 
 Stock `F.linear` repacks or strides through the weight on every call; the packed form reads it once, in order. This is
-what decides whether verifying several drafts is cheaper than decoding them. The stock layer stays the slow twin in tests
-and the fallback where the op, the device or the number type does not fit.
+what decides whether verifying several drafts is cheaper than decoding them. The stock layer stays the slow twin in
+tests, and the fallback where the op, the device or the number type does not fit.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class SealedProposal:
     compute_us: int = 0
     num_ingested_tokens: int = 0
     num_bytes: int = 0
+    is_tree: bool = False
     message: Any = None
 
 
@@ -98,6 +99,7 @@ def read_draft(message: Any) -> Opened | Proposed | Lagging | Alive:
                 compute_us=proposal.compute_us,
                 num_ingested_tokens=proposal.ingested_tokens,
                 num_bytes=proposal.ByteSize(),
+                is_tree=bool(proposal.parents),
                 message=proposal,
             )
             return Proposed(convert.header_from_pb(message.proposal.header), sealed)
