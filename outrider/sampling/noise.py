@@ -96,11 +96,15 @@ class Noise:
         bits ^= bits >> np.uint64(27)
         bits *= _MULTIPLIER_2
         bits ^= bits >> np.uint64(31)
-        bits >>= np.uint64(12)
-        values = bits.astype(np.float64)
-        values += 0.5
-        values *= _TWO_POW_MINUS_52
-        np.log(values, out=values)
-        np.negative(values, out=values)
-        np.log(values, out=values)
-        return np.negative(values, out=values)
+        return gumbel_of_bits(bits)
+
+
+def gumbel_of_bits(bits: np.ndarray) -> np.ndarray:
+    """-ln(-ln u) float64[n] of u = (top 52 of the 64 random bits + 1/2) / 2**52: never 0, never 1, so always finite."""
+    values = (bits >> np.uint64(12)).astype(np.float64)
+    values += 0.5
+    values *= _TWO_POW_MINUS_52
+    np.log(values, out=values)
+    np.negative(values, out=values)
+    np.log(values, out=values)
+    return np.negative(values, out=values)

@@ -161,9 +161,10 @@ def test_filters_keep_the_lower_id_on_ties() -> None:
     assert kept(top_p=1e-9) == [1]
     assert kept(min_p=1.0) == [1, 2, 4]
     assert kept(top_k=99) == [0, 1, 2, 3, 4]
+    assert greedy_token(row, SamplingParams(temperature=0.0), NO_STOP, EMPTY) == 1
+
     row = np.zeros(4, dtype=np.float32)
     assert kept(top_p=0.5) == [0, 1], "two of four have exactly the mass that was asked for"
-    assert greedy_token(row, SamplingParams(temperature=0.0), NO_STOP, EMPTY) == 1
 
 
 def test_temperature_zero_is_one_hot_on_the_greedy_token() -> None:

@@ -8,6 +8,7 @@ from conftest import scaled
 from scipy import stats
 
 from outrider.sampling import ROOT_HASH, Noise, Role, extend_hash, hash_ids
+from outrider.sampling.noise import gumbel_of_bits
 
 VOCAB = 151_936
 
@@ -82,6 +83,11 @@ def test_gumbel_law() -> None:
         assert stats.kstest(values, "gumbel_r").pvalue > 1e-4
         assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / np.sqrt(len(values))
     assert abs(np.corrcoef(over_ids, Noise(0).gumbel(1, VOCAB))[0, 1]) < 5 / np.sqrt(VOCAB)
+
+
+def test_gumbel_is_finite_for_the_extreme_bits() -> None:
+    got = gumbel_of_bits(np.array([0, 2**64 - 1], dtype=np.uint64))
+    np.testing.assert_allclose(got, [-np.log(53 * np.log(2)), 53 * np.log(2)])
 
 
 def test_uniforms_are_uniform() -> None:
