@@ -17,7 +17,7 @@ from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.measure import Acceptance, Pace, Timed, formula_speedup, median, percentile, steps_of
 from outrider.cli.options import Draft, Json, Target, no_draft
 from outrider.cli.prompts import for_model, read_prompts, spread
-from outrider.cli.stack import DEFAULT_MODEL, Stack, local_stack
+from outrider.cli.stack import DEFAULT_MODEL, Stack, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
 from outrider.results import Chunk, Complete, Completion, Started
@@ -50,7 +50,7 @@ def _command(
     """Measure plain against speculative decoding. The last line of stdout is JSON."""
     with reporting_errors():
         refuse_unknown_variables()
-        settings = TargetWorkerSettings(model=target, dtype=dtype)  # type: ignore[arg-type]
+        settings = TargetWorkerSettings(**small_worker(target, model=target, dtype=dtype))
         texts = spread(read_prompts(prompts), num_prompts)
         speculation: GenerateOptions = {"drafter": drafter, "acceptance": acceptance}
         if num_speculative_tokens is not None:
@@ -75,10 +75,11 @@ async def _bench(
         await asyncio.to_thread(prepare, settings.model, draft)
         loaded = await asyncio.to_thread(load_target, settings)
         err.print("[dim]starting the services...[/]")
-        worker = {"dtype": settings.dtype}
-        stack = await cleanup.enter_async_context(
-            local_stack(settings.model, draft, target_worker=worker, draft_worker=worker)
-        )
+        workers: dict[str, Any] = {
+            "target_worker": small_worker(settings.model, dtype=settings.dtype),
+            "draft_worker": small_worker(draft, dtype=settings.dtype),
+        }
+        stack = await cleanup.enter_async_context(local_stack(settings.model, draft, **workers))
         client = await cleanup.enter_async_context(Client(stack.address))
         info = await client.model_info()
         engine = await cleanup.enter_async_context(PlainLoop(loaded, settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.measure import Acceptance, steps_of
 from outrider.cli.options import Draft, Target, no_draft
 from outrider.cli.prompts import for_model, read_prompts
-from outrider.cli.stack import DEFAULT_MODEL, local_stack
+from outrider.cli.stack import DEFAULT_MODEL, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
 from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
@@ -43,18 +43,24 @@ def _command(
 async def _demo(target: str, draft: str | None, max_tokens: int) -> bool:
     await asyncio.to_thread(prepare, target, draft)
     err.print("[dim]starting coordinator, draft worker and target worker...[/]")
-    async with local_stack(target, draft) as stack, Client(stack.address) as client:
+    workers: dict[str, Any] = {"target_worker": small_worker(target), "draft_worker": small_worker(draft)}
+    async with local_stack(target, draft, **workers) as stack, Client(stack.address) as client:
         info = await client.model_info()
         await client.complete(for_model([_QUESTION], info)[0], max_tokens=8)  # warm-up
         options: GenerateOptions = {"temperature": 0.0, "max_tokens": max_tokens, "report_steps": True}
         out.print(f"\n[bold]{_QUESTION}[/]\n" if not info.simulated else "\n[bold]A simulated toy model answers:[/]\n")
         (question,) = for_model([_QUESTION], info)
         streamed = await _stream(client, question, options)
-        same = await _compare(client, question, streamed, options, "model drafts")
+        same = await _compare(client, question, streamed, options, "adaptive γ")
+        if "model" in info.drafters:
+            half: GenerateOptions = {**options, "max_tokens": max_tokens // 2}
+            fixed: GenerateOptions = {**half, "drafter": "model", "num_speculative_tokens": 4}
+            answer = await client.complete(question, **fixed)
+            same &= await _compare(client, question, answer, half, "model drafts, γ = 4")
         if draft == target:
             out.print(
                 "This pair drafts for itself: the model drafter costs as much as the target, so it proves exactness\n"
-                "but cannot be faster. Lookup drafts cost nothing, and pay where an answer copies from its prompt:"
+                "but cannot be faster. Lookup drafts cost nothing, and pay where an answer copies from its prompt.\n"
             )
         if "lookup" in info.drafters:
             same &= await _copying(client, info, options)
@@ -122,7 +128,7 @@ async def _copying(client: Client, info: ModelInfo, options: GenerateOptions) ->
     options = {**options, "max_tokens": 2 * options["max_tokens"]}
     by_lookup: GenerateOptions = {**options, "drafter": "lookup", "num_speculative_tokens": 6}
     answer = await client.complete(prompt, **by_lookup)
-    return await _compare(client, prompt, answer, options, "lookup drafts, on a prompt that the answer copies from")
+    return await _compare(client, prompt, answer, options, "lookup drafts, γ = 6, where the answer copies its prompt")
 
 
 def _rate(answer: Completion) -> float:

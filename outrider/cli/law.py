@@ -87,7 +87,9 @@ class LawTest:
             str(low + 1) if high == low + 1 else f"{low + 1}-{high}"
             for low, high in zip(lows, RANK_EDGES, strict=False)
         ]
-        return list(zip([*names, f"{RANK_EDGES[-1] + 1}+"], self._observed, self._expected, strict=True))
+        return list(
+            zip([*names, f"{RANK_EDGES[-1] + 1}+"], self._observed.tolist(), self._expected.tolist(), strict=True)
+        )
 
 
 def alarm(p_value: float, num_tests: int, false_alarm_rate: float) -> bool:

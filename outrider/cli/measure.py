@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from outrider.results import Completion, Step
 
+NUM_HOPS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
@@ -84,7 +86,8 @@ class Acceptance:
 
     @property
     def bytes_per_draft_token(self) -> float:
-        return self.num_proposal_bytes / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        """Of the proposal, on each of its hops: draft worker to coordinator, coordinator to target worker."""
+        return self.num_proposal_bytes / NUM_HOPS / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     def alpha(self, gammas_and_accepted: Iterable[tuple[int, int]]) -> float:
         """Chance that a draft is accepted once those before it were: accepted / (accepted + rejecting rounds)."""

@@ -42,6 +42,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            limit=1 << 20,  # a longer line would end the reader, and a full pipe would stop the child
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         return cls(role, process, on_line)

@@ -18,7 +18,7 @@ import numpy as np
 
 from outrider.cli.law import LawTest, alarm
 from outrider.client import Client, GenerateOptions, Prompt
-from outrider.results import Completion, ModelInfo
+from outrider.results import Completion, ModelInfo, Step
 from outrider.sampling.params import AcceptanceRule
 
 Distributions = Callable[[Sequence[int], Sequence[int]], list[np.ndarray]]
@@ -64,6 +64,8 @@ class Law:
     p_uniform: float = 1.0
     p_rank: float = 1.0
     conclusive: bool = False
+    ranks: list[tuple[str, float, float]] = field(default_factory=list)
+    """(ranks by probability, tokens observed, tokens expected)."""
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class Report:
         return {
             "verdict": values.pop("verdict"),
             "samples": sum(law.num_tokens for law in self.laws),
-            "drafted": sum(part.num_drafted for part in (*self.equalities, *self.laws)),
+            "drafted": sum(row.num_drafted for row in self.equalities) + sum(law.num_drafted for law in self.laws),
             "p_values": {law.name: {"uniform": law.p_uniform, "rank": law.p_rank} for law in self.laws},
             **values,
         }
@@ -218,11 +220,11 @@ async def _law(
             max_tokens=LAST_COUNTED + 3,  # so that γ is not cut short by the end before the counted tokens
             num_speculative_tokens=plan.law_gamma,
         )
-        law.num_accepted += answer.speculation.num_accepted_draft_tokens
         positions: list[int] = []
-        for first, num_tokens, num_drafts in _verified_rounds(answer):
+        for first, num_tokens, step in _verified_rounds(answer):
             positions += range(max(first, FIRST_COUNTED), min(first + num_tokens, LAST_COUNTED + 1))
-            law.num_drafted += num_drafts
+            law.num_drafted += step.num_draft_tokens
+            law.num_accepted += step.num_accepted_draft_tokens
         if positions:
             output_ids = answer.token_ids[: positions[-1] + 1]
             ps = await asyncio.to_thread(distributions, prompt, output_ids)
@@ -231,14 +233,14 @@ async def _law(
 
     await asyncio.gather(*(sample(index) for index in range(plan.num_samples)))
     law.num_tokens, law.num_impossible, law.conclusive = test.num_tokens, test.num_impossible, test.conclusive
-    law.p_uniform, law.p_rank = test.p_uniform(), test.p_rank()
+    law.p_uniform, law.p_rank, law.ranks = test.p_uniform(), test.p_rank(), test.ranks()
     return law
 
 
-def _verified_rounds(answer: Completion) -> Iterator[tuple[int, int, int]]:
-    """(output index of its first token, tokens, drafts) of each round that checked drafts before LAST_COUNTED."""
+def _verified_rounds(answer: Completion) -> Iterator[tuple[int, int, Step]]:
+    """(output index of its first token, tokens, step) of each round that checked drafts before LAST_COUNTED."""
     first = 0
     for chunk in answer.chunks:
         if chunk.step is not None and chunk.step.num_draft_tokens and first <= LAST_COUNTED:
-            yield first, len(chunk.token_ids), chunk.step.num_draft_tokens
+            yield first, len(chunk.token_ids), chunk.step
         first += len(chunk.token_ids)

@@ -20,8 +20,10 @@ from outrider.cli.flags import to_flags
 from outrider.cli.process import Child, OnLine
 from outrider.client import Client
 from outrider.errors import OutriderError, Unavailable
+from outrider.settings import WorkerSettings
 
 DEFAULT_MODEL = "smollm2-135m"
+SMALL_CACHE_BYTES = 512 << 20
 Values = Mapping[str, Any]
 
 
@@ -93,6 +95,13 @@ async def local_stack(
         if "coordinator" in processes:
             await processes["coordinator"].stop(stop_grace_s)
         await asyncio.gather(*(child.stop(stop_grace_s) for child in processes.values()))
+
+
+def small_worker(model: str | None, /, **values: Any) -> dict[str, Any]:
+    """Settings of a worker that serves a few streams beside others on this machine: a small cache unless one is set."""
+    if model and not model.startswith("toy:") and not WorkerSettings().kv_cache_bytes:
+        values["kv_cache_bytes"] = SMALL_CACHE_BYTES
+    return values
 
 
 async def _gather(starting: list[Any]) -> list[str]:

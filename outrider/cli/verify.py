@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -19,7 +19,7 @@ from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.options import Draft, Json, Target, no_draft
 from outrider.cli.prompts import for_model, read_prompts, spread
 from outrider.cli.reference import Reference, load_target
-from outrider.cli.stack import DEFAULT_MODEL, local_stack
+from outrider.cli.stack import DEFAULT_MODEL, local_stack, small_worker
 from outrider.client import Client
 from outrider.errors import FailedPrecondition
 from outrider.results import ModelInfo
@@ -91,8 +91,11 @@ async def _verify(
         loaded = await asyncio.to_thread(load_target, settings)
         if not address:
             err.print("[dim]starting the services...[/]")
-            worker = {"dtype": settings.dtype}
-            stack = local_stack(settings.model, draft, target_worker=worker, draft_worker=worker)
+            workers: dict[str, Any] = {
+                "target_worker": small_worker(settings.model, dtype=settings.dtype),
+                "draft_worker": small_worker(draft, dtype=settings.dtype),
+            }
+            stack = local_stack(settings.model, draft, **workers)
             address = (await cleanup.enter_async_context(stack)).address
         client = await cleanup.enter_async_context(Client(address))
         info = await client.model_info()
@@ -140,6 +143,10 @@ def _print_tables(report: proof.Report) -> None:
     for row in report.equalities:
         for difference in row.differences[:3]:
             out.print(f"  {row.name}: {difference}", markup=False)
+    for rule in report.laws:
+        if any(reason.startswith(rule.name) for reason in report.reasons):
+            ranks = ", ".join(f"{name}: {observed:.0f}/{expected:.1f}" for name, observed, expected in rule.ranks)
+            out.print(f"  {rule.name} by rank, observed/expected: {ranks}", markup=False)
     for reason in report.reasons:
         out.print(f"  {reason}", markup=False)
     colour = {"LOSSLESS": "green", "BROKEN": "red", "INCONCLUSIVE": "yellow"}[report.verdict]

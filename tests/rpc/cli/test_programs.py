@@ -77,7 +77,7 @@ async def test_demo_runs_on_toys_and_says_so() -> None:
     code, output, errors = await outrider("demo", *PAIR, "--max-tokens=16")
     assert code == 0, errors + output
     assert "simulated toy" in output
-    assert output.count("identical") == 2
+    assert output.count("identical") == 3
     assert "acceptance by position" in output
 
 

@@ -31,7 +31,7 @@ def test_acceptance_ratios() -> None:
     acceptance = Acceptance(4, 12, 6, (), 600, ())
     assert acceptance.mean_acceptance_length == 2.5
     assert acceptance.mean_gamma == 3.0
-    assert acceptance.bytes_per_draft_token == 50.0
+    assert acceptance.bytes_per_draft_token == 25.0  # 600 bytes over two hops
     nothing = Acceptance.of([])
     assert (nothing.mean_acceptance_length, nothing.mean_gamma, nothing.bytes_per_draft_token) == (0, 0, 0)
 
