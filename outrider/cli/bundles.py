@@ -18,10 +18,10 @@ def prepare(*models: str | None, revision: str = "") -> str:
     for model in dict.fromkeys(filter(None, models)):
         path = model
         if not model.startswith("toy:"):
-            from outrider.lm.loading import _locate
+            from outrider.lm.loading import locate
 
             with progress(model) as report:
-                path = str(_locate(WorkerSettings(model=model, revision=revision), report)[0])
+                path = str(locate(WorkerSettings(model=model, revision=revision), report)[0])
     return path
 
 

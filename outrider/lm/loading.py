@@ -27,7 +27,7 @@ def load_model(settings: WorkerSettings, on_progress: Progress | None = None) ->
         return _load_toy(settings)
     on_progress = on_progress or (lambda text, fraction: None)
     on_progress("starting torch", None)
-    path, name = _locate(settings, on_progress)
+    path, name = locate(settings, on_progress)
     from outrider.lm.checkpoint import load_checkpoint
 
     return load_checkpoint(path, settings, context_length, settings.model_name or name, on_progress)
@@ -50,7 +50,7 @@ def _load_toy(settings: WorkerSettings) -> LoadedModel:
     return LoadedModel(model, dataclasses.replace(model.description, model=name))
 
 
-def _locate(settings: WorkerSettings, on_progress: Progress) -> tuple[Path, str]:
+def locate(settings: WorkerSettings, on_progress: Progress) -> tuple[Path, str]:
     """The folder or GGUF file that `settings.model` names, fetched if need be, and a name for it."""
     from outrider.lm.bundle import BUNDLES, bundle_folder
 
