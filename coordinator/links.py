@@ -68,13 +68,14 @@ class TargetLink:
         """One verdict per token; the caller commits each before it asks for the next, and may end early."""
         header = self._log.header(self._epoch)
         timed = await self._ask(lambda missing: wire.target_decode(header, missing, credit_tokens))
+        arrived = time.perf_counter()
         yield timed
         while not timed.verdict.decode_ended:
-            started = time.perf_counter()
             self._peer.num_outstanding = 1
             verdict = await self._verdict()
             self._peer.num_outstanding = 0
-            timed = Timed(verdict, 1000 * (time.perf_counter() - started))
+            before, arrived = arrived, time.perf_counter()
+            timed = Timed(verdict, 1000 * (arrived - before))
             yield timed
 
     def close(self) -> None:

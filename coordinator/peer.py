@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 
-from outrider.errors import Aborted, OutriderError, Unavailable
+from outrider.errors import Aborted, DeadlineExceeded, OutriderError, Unavailable, Unimplemented
 from outrider.serving.status import from_rpc_error
 
 RETRY_DELAY_S = 0.5
+STATUS_DETAILS = "grpc-status-details-bin"
 
 
 class Peer:
@@ -104,7 +105,7 @@ class Peer:
                 )
             self._fail(self._gone("closed the stream"))
         except grpc.aio.AioRpcError as error:
-            self._fail(self._named(from_rpc_error(error)))
+            self._fail(self._read_error(error))
         except asyncio.CancelledError:
             # by `close`, or the call was cancelled under us
             self._fail(self._gone("cancelled the stream"))
@@ -136,8 +137,16 @@ class Peer:
             self._failure = error
             self._inbox.put_nowait(None)
 
-    def _named(self, error: OutriderError) -> OutriderError:
-        """Says which worker it was, and when to try again, where the worker could not say it itself."""
+    def _read_error(self, failure: grpc.aio.AioRpcError) -> OutriderError:
+        """What the worker said; and which worker it was, and when to try again, where it could not say so itself.
+
+        Workers send details with every error of theirs: a bare status comes from the transport, whatever its code (a
+        killed process can show as INTERNAL or UNKNOWN too), and means that the worker is gone.
+        """
+        error = from_rpc_error(failure)
+        keys = {key for key, _ in failure.trailing_metadata() or ()}
+        if STATUS_DETAILS not in keys and not isinstance(error, DeadlineExceeded | Unimplemented):
+            error = Unavailable(error.message, reason="WORKER_LOST")
         if not isinstance(error, Unavailable | Aborted):
             return error
         return type(error)(

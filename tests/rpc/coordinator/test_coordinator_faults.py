@@ -52,7 +52,7 @@ def completion(events: list[Event]) -> results.Complete:
 async def test_a_stream_goes_on_plain_when_its_draft_worker_dies(options: dict) -> None:
     async with in_process_stack(TARGET + ",pass_ms=2", DRAFT, draft_worker=AT_ONCE) as stack:
         async with Client(stack.address) as client:
-            request = {**options, "max_tokens": 150, "num_speculative_tokens": 3}
+            request = {**options, "max_tokens": 800, "num_speculative_tokens": 3}
             whole = await client.complete("ABC", **{**request, "num_speculative_tokens": 0})
             events = await collect(client.generate("ABC", **request), 30, stack.draft[0].close)
             assert ids(events) == whole.token_ids
@@ -93,7 +93,7 @@ async def test_drafting_begins_again_when_a_draft_worker_comes_back(monkeypatch:
 async def test_a_stream_moves_to_another_target_worker_and_its_text_does_not_change(gamma: int) -> None:
     async with in_process_stack(TARGET + ",pass_ms=2", DRAFT, target_worker=AT_ONCE, num_targets=2) as stack:
         async with Client(stack.address) as client:
-            request = {"temperature": 1.0, "seed": 9, "max_tokens": 150, "num_speculative_tokens": gamma}
+            request = {"temperature": 1.0, "seed": 9, "max_tokens": 800, "num_speculative_tokens": gamma}
             whole = await client.complete("ABC", **request)
 
             async def kill_the_busy_one() -> None:
@@ -103,7 +103,7 @@ async def test_a_stream_moves_to_another_target_worker_and_its_text_does_not_cha
 
             events = await collect(client.generate("ABC", **request), 40, kill_the_busy_one)
             assert ids(events) == whole.token_ids
-            assert completion(events).usage.completion_tokens == 150
+            assert completion(events).usage.completion_tokens == 800
             await asyncio.sleep(0.1)
             info = await client.server_info()
             assert [w.num_sessions for w in info.workers] == [0, 0, 0]
