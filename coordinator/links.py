@@ -21,7 +21,7 @@ from outrider.serving.messages import DraftOpening, Header, TargetOpening, Verdi
 
 MAX_RESENDS = 3
 """A worker that stays out of step after this many corrections is given up."""
-MAX_LATE_S = 10.0
+MAX_LATE_S = 60.0
 """A proposal that is late for so long will not come."""
 
 

@@ -57,8 +57,7 @@ class Peer:
                 await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             # the reader learns why the call ended; its status is the better error
-            await self._call.code()
-            await asyncio.sleep(0)
+            await asyncio.wait({self._tasks[0]}, timeout=self._timeout_s)
             raise self._failure or self._gone("closed the stream") from None
 
     async def receive(self) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -13,6 +15,8 @@ from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
 from outrider.serving.channel import open_channel
 from outrider.serving.worker_calls import WorkerDescription, describe, is_serving
+
+log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 1.0
 RETRY_INTERVAL_S = 0.25
@@ -71,12 +75,11 @@ class WorkerRecord:
             self.answers, self.detail = answered, detail
             self.first_probe.set()
             if changed:
+                log.info("%s worker %s: %s", self.role, self.address, detail or "healthy")
                 self._on_change()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_INTERVAL_S if answered else RETRY_INTERVAL_S):
                     await self._kicked.wait()
-            except TimeoutError:
-                pass
 
     async def _probe(self) -> tuple[bool, str]:
         try:

@@ -97,7 +97,7 @@ class AdaptiveGamma:
         return _Plan(PLAIN, 0, PLAIN_PROBE_TOKENS, PLAIN_PROBE_TOKENS * max(MIN_MS, ms))
 
     def _best_plan(self, name: str, cap: int) -> _Plan:
-        expected = self._own_survival(name).expected_tokens()
+        expected = self._own_survival(name).expected_tokens(cap)
         plans = (_Plan(name, gamma, expected[gamma], self._shared.round_ms(name, gamma)) for gamma in range(1, cap + 1))
         return max(plans, key=lambda plan: plan.rate)
 

@@ -44,20 +44,20 @@ class Survival:
             self._reached[i] += 1
             self._passed[i] += i < num_accepted
 
-    def hazards(self) -> list[float]:
+    def hazards(self, num_positions: int = MAX_POSITIONS) -> list[float]:
         """Per position the chance to pass it once it is reached. Where little was seen it leans on the prior, and
         without one on the position before."""
-        prior = self._prior.hazards() if self._prior is not None else None
+        prior = self._prior.hazards(num_positions) if self._prior is not None else None
         hazards: list[float] = []
-        for i, (reached, passed) in enumerate(zip(self._reached, self._passed, strict=True)):
+        for i in range(num_positions):
             lean = prior[i] if prior is not None else (hazards[-1] if hazards else PRIOR_HAZARD)
-            hazards.append((passed + LEAN_WEIGHT * lean) / (reached + LEAN_WEIGHT))
+            hazards.append((self._passed[i] + LEAN_WEIGHT * lean) / (self._reached[i] + LEAN_WEIGHT))
         return hazards
 
-    def expected_tokens(self) -> list[float]:
+    def expected_tokens(self, max_draft_tokens: int) -> list[float]:
         """Entry γ: committed tokens a round when γ drafts are asked for, the correction or bonus included."""
         expected, alive = [1.0], 1.0
-        for hazard in self.hazards():
+        for hazard in self.hazards(max_draft_tokens):
             alive *= hazard
             expected.append(expected[-1] + alive)
         return expected
@@ -119,20 +119,22 @@ class VerifyCost:
         self._by_gamma: dict[int, Median] = {}
         self._seen_at: dict[int, int] = {}
         self._clock = 0
+        self._fitted: tuple[dict[int, float], float, float] | None = None
 
     def observe(self, num_draft_tokens: int, verify_ms: float) -> None:
         self._clock += 1
+        self._fitted = None
         self._by_gamma.setdefault(num_draft_tokens, Median(8)).add(verify_ms)
         self._seen_at[num_draft_tokens] = self._clock
 
     def ms(self, num_draft_tokens: float) -> float:
         """Measured where measured of late, else on the line through what was measured of late."""
-        fresh = {g: m for g, m in self._by_gamma.items() if self._clock - self._seen_at[g] < FRESH_PASSES}
-        measured = fresh.get(int(num_draft_tokens)) if num_draft_tokens == int(num_draft_tokens) else None
-        if measured is not None and len(measured) >= 3:
-            return measured.value()
-        base, slope = _line([(g, m.value(), len(m)) for g, m in fresh.items()], self.SLOPE)
-        return base + slope * num_draft_tokens
+        if self._fitted is None:
+            fresh = {g: m for g, m in self._by_gamma.items() if self._clock - self._seen_at[g] < FRESH_PASSES}
+            measured = {g: m.value() for g, m in fresh.items() if len(m) >= 3}
+            self._fitted = (measured, *_line([(g, m.value(), len(m)) for g, m in fresh.items()], self.SLOPE))
+        measured, base, slope = self._fitted
+        return measured.get(num_draft_tokens, base + slope * num_draft_tokens)  # type: ignore[call-overload]
 
 
 def _line(points: list[tuple[int, float, int]], relative_slope: float) -> tuple[float, float]:
@@ -186,6 +188,8 @@ class PairEstimates:
             return
         self.verify.observe(0, report.verify_ms / report.num_committed)
         network_ms = self.verify_network.value(report.verify_network_ms)
+        if report.num_committed == 1 and self.plain:
+            return  # a run of one token says little about those without a round trip
         self.plain.add(max(report.verify_ms, report.round_ms - network_ms) / report.num_committed)
 
     def _draft_cost(self, drafter: str) -> DraftCost:

@@ -40,7 +40,8 @@ class ToyCodec:
         for char, token_id in zip(text, ids, strict=True):
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidArgument(
-                    f"text holds {char!r}, which the toy vocabulary of {self._vocab_size} ids cannot write",
+                    f"text holds {char!r}, which the toy vocabulary of {self._vocab_size} ids cannot write: it has "
+                    f"{toy_char(0)!r} to {toy_char(self._vocab_size - 1)!r}, one code point per id",
                     field="text",
                     reason="TEXT_NOT_IN_VOCABULARY",
                 )
