@@ -38,6 +38,7 @@ class ModelDrafter:
 
     def propose(self, num_draft_tokens: int) -> Program[Proposal]:
         """Ends after a drafted stop token, and where the draft model's context ends."""
+        started_ns = time.perf_counter_ns()
         log, sequence = self._log, self._sequence
         # The last draft is not computed itself, so one more fits than the cache has room for.
         room = 0 if sequence is None else sequence.max_length - len(log.ids) + 1
@@ -48,20 +49,17 @@ class ModelDrafter:
         num_ingested_tokens = len(rows)
         drafts: list[int] = []
         q: list[SparseQ | None] = []
-        queue_us = compute_us = sampling_ns = 0
+        queue_us = 0
         prefix_hash = log.prefix_hash
         try:
             while True:
                 result = yield Forward(sequence, rows, num_logits=1)
-                started_ns = time.perf_counter_ns()
                 token_id, token_q = self._draw(result.logits[-1], prefix_hash, position=len(log.ids) + len(drafts))
                 drafts.append(token_id)
                 q.append(token_q)
                 log.history.push(token_id)
                 prefix_hash = extend_hash(prefix_hash, token_id)
                 queue_us += result.queue_us
-                compute_us += result.compute_us
-                sampling_ns += time.perf_counter_ns() - started_ns
                 if len(drafts) == num_draft_tokens or token_id in log.stopping.stop_token_ids:
                     break
                 rows = [token_id]
@@ -72,7 +70,8 @@ class ModelDrafter:
             q=tuple(q) if q[0] is not None else (),
             drafter=NAME,
             queue_us=queue_us,
-            compute_us=compute_us + sampling_ns // 1000,
+            # passes, sampling, and the engine's own work between the passes
+            compute_us=max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us),
             num_ingested_tokens=num_ingested_tokens,
         )
 

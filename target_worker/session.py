@@ -59,7 +59,7 @@ class TargetSession:
 
     def open(self) -> Program[Verdict]:
         """Prefill: the prompt's own pass yields the first token."""
-        return (yield from self._round(EMPTY))
+        return (yield from self._round(EMPTY, time.perf_counter_ns()))
 
     def verify(
         self, header: Header, committed_ids: Sequence[int] = (), proposal: Proposal = EMPTY, fault: str = ""
@@ -69,6 +69,7 @@ class TargetSession:
         The header of the last verdict again gets that verdict again, whatever the proposal. `fault` says why the
         proposal could not even be read; a faulty one is dropped and the round is plain. Raises OutOfStep.
         """
+        started_ns = time.perf_counter_ns()
         if self._is_stale(header):
             return None
         if self._last is not None and header == self._last.header:
@@ -82,8 +83,8 @@ class TargetSession:
             check(proposal, vocab_size=self.log.vocab_size, max_draft_tokens=self._max_draft_tokens)
         except ProposalFault as reason:
             self.counters.num_faulty_proposals += 1
-            return (yield from self._round(EMPTY, fault=str(reason)))
-        return (yield from self._round(self._shorten(proposal)))
+            return (yield from self._round(EMPTY, started_ns, fault=str(reason)))
+        return (yield from self._round(self._shorten(proposal), started_ns))
 
     def decode(
         self, header: Header, committed_ids: Sequence[int], credit_tokens: int, emit: Callable[[Verdict], None]
@@ -113,19 +114,21 @@ class TargetSession:
         self._catch_up(header, committed_ids)
         self._credit_tokens = credit_tokens
         while self._credit_tokens:
-            verdict = yield from self._round(EMPTY)
+            verdict = yield from self._round(EMPTY, time.perf_counter_ns())
             self._credit_tokens = 0 if verdict.decode_ended else self._credit_tokens - 1
             emit(verdict)
 
-    def _round(self, proposal: Proposal, fault: str = "") -> Program[Verdict]:
-        """One pass over (what is not cached yet, drafts), one decision, one committed length."""
+    def _round(self, proposal: Proposal, started_ns: int, fault: str = "") -> Program[Verdict]:
+        """One pass over (what is not cached yet, drafts), one decision, one committed length.
+
+        started_ns: when this round's work began here. All of it but the pass and the wait for it counts as sampling.
+        """
         log, sequence = self.log, self.sequence
         header = log.header
         base, num_drafts = len(log.ids), len(proposal)
         not_cached = log.ids[len(sequence.token_ids) :]
         result = yield Forward(sequence, [*not_cached, *proposal.token_ids], num_logits=num_drafts + 1)
 
-        started_ns = time.perf_counter_ns()
         outcome = decide(
             result.logits, proposal, log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, base
         )
@@ -136,6 +139,8 @@ class TargetSession:
         sequence.truncate(len(log.ids) - 1)
         assert sequence.token_ids[base - 1 :] == log.ids[base - 1 : -1], "the cache left the committed prefix"
 
+        logprobs = self._logprobs(result.logits, committed_ids)
+        worked_us = (time.perf_counter_ns() - started_ns) // 1000
         self._last = Verdict(
             header=header,
             committed_ids=committed_ids,
@@ -145,11 +150,11 @@ class TargetSession:
             soft_acceptances=outcome.soft_acceptances,
             finish=self.finish,
             matched_stop_token_id=committed_ids[-1] if self.finish is Finish.STOP else None,
-            logprobs=self._logprobs(result.logits, committed_ids),
+            logprobs=logprobs,
             proposal_fault=fault,
             queue_us=result.queue_us,
             compute_us=result.compute_us,
-            sampling_us=(time.perf_counter_ns() - started_ns) // 1000,
+            sampling_us=max(0, worked_us - result.queue_us - result.compute_us),
             num_batch_rows=result.num_batch_rows,
             decode_ended=bool(self._credit_tokens) and self._decode_ends(),
         )
