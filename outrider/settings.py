@@ -7,6 +7,7 @@ error. No torch, no grpc here.
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -23,7 +24,11 @@ class _Settings(BaseSettings):
     @classmethod
     def _split_commas(cls, value: Any, info: Any) -> Any:
         annotation = cls.model_fields[info.field_name].annotation
-        return tuple(v.strip() for v in value.split(",") if v.strip()) if isinstance(value, str) and annotation == tuple[str, ...] else value
+        return (
+            tuple(v.strip() for v in value.split(",") if v.strip())
+            if isinstance(value, str) and annotation == tuple[str, ...]
+            else value
+        )
 
 
 class ServerSettings(_Settings):
@@ -32,7 +37,9 @@ class ServerSettings(_Settings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
     drain_grace_s: float = Field(30.0, ge=0, description="After SIGTERM, running streams may take this long.")
-    drain_delay_s: float = Field(0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice.")
+    drain_delay_s: float = Field(
+        0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice."
+    )
     heartbeat_ms: int = Field(500, ge=10, description="Heartbeat interval while work is outstanding.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
     reflection: bool = Field(True, description="Serve gRPC reflection, for grpcurl.")
@@ -49,7 +56,9 @@ class CoordinatorSettings(ServerSettings):
     max_waiting_requests: int = Field(256, ge=0, description="Waiting streams; more are refused with a retry delay.")
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that gives none.")
     max_request_s: float = Field(3600.0, gt=0, description="Longest life of a request without a deadline.")
-    num_speculative_tokens: int | None = Field(None, ge=0, description="Fixed number of drafts a round; unset: adaptive.")
+    num_speculative_tokens: int | None = Field(
+        None, ge=0, description="Fixed number of drafts a round; unset: adaptive."
+    )
     max_speculative_tokens: int = Field(8, ge=1, le=64, description="Cap of the adaptive number of drafts.")
     acceptance: Literal["token", "block", "coupled"] = Field("block", description="Rule when a request names none.")
     max_q_entries: int = Field(64, ge=1, le=256, description="Entries of a draft distribution on the wire.")
@@ -68,7 +77,9 @@ class WorkerSettings(ServerSettings):
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto.")
     num_threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores.")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per cache block.")
-    kv_cache_bytes: int = Field(0, ge=0, description="Memory of the cache; 0: a quarter of what is free, at most 4 GiB.")
+    kv_cache_bytes: int = Field(
+        0, ge=0, description="Memory of the cache; 0: a quarter of what is free, at most 4 GiB."
+    )
     max_context_length: int = Field(0, ge=0, description="Longest sequence; 0: the model's own.")
     max_batch_tokens: int = Field(512, ge=1, description="Rows of one packed model call.")
     max_waiting_sessions: int = Field(64, ge=0, description="Sessions waiting for cache blocks; more are refused.")
@@ -99,6 +110,6 @@ def known_variables() -> set[str]:
     return {PREFIX + name.upper() for cls in classes for name in cls.model_fields}
 
 
-def unknown_variables(extra: set[str] = frozenset()) -> list[str]:
+def unknown_variables(extra: Set[str] = frozenset()) -> list[str]:
     """`OUTRIDER_` variables in the environment that nothing reads: refused at start, since they are typos."""
     return sorted(n for n in os.environ if n.startswith(PREFIX) and n not in known_variables() | extra)

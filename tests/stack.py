@@ -64,7 +64,7 @@ async def in_process_stack(
     target_worker: dict[str, Any] | None = None,
     num_targets: int = 1,
 ) -> AsyncIterator[Stack]:
-    """Models are names for settings, or `LoadedModel`s that are already in memory; `draft=None` starts no draft worker."""
+    """Models are names for settings, or `LoadedModel`s already in memory; `draft=None` starts no draft worker."""
     import coordinator.server as coordinator_server
     import draft_worker.server as draft_server
     import target_worker.server as target_server

@@ -18,7 +18,7 @@ class KVCache:
     def __init__(
         self, head_shapes: list[tuple[int, int, int]], num_slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """head_shapes: (K, D, E) of each layer. Memory is not touched before tokens come: only written slots are read."""
+        """head_shapes: (K, D, E) of each layer. Memory is not touched before tokens come: none unwritten is read."""
         self.keys = [torch.empty(k, num_slots, d, dtype=dtype, device=device) for k, d, _ in head_shapes]
         self.values = [torch.empty(k, num_slots, e, dtype=dtype, device=device) for k, _, e in head_shapes]
 

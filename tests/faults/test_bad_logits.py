@@ -33,6 +33,9 @@ async def test_nan_in_the_draft_costs_speed_only():
 
 
 async def test_the_error_is_an_outrider_error():
-    async with in_process_stack("toy:vocab=16,seed=1,nan_after=5", None) as stack, outrider.Client(stack.address) as client:
+    async with (
+        in_process_stack("toy:vocab=16,seed=1,nan_after=5", None) as stack,
+        outrider.Client(stack.address) as client,
+    ):
         with pytest.raises(OutriderError):
             await client.complete([1] * 10, max_tokens=5)

@@ -1,4 +1,4 @@
-"""Streams cancelled at random moments leave nothing behind: no session, no cache block, on any of the three services."""
+"""Streams cancelled at random moments leave nothing behind: no session, no cache block, on any of the services."""
 
 import asyncio
 import random
@@ -32,9 +32,12 @@ async def test_nothing_leaks():
     async def one(client, seed):
         nonlocal num_cancelled, num_finished
         stream = client.generate(
-            [seed % 24, 1], seed=seed, max_tokens=rng.randrange(1, 60), acceptance=rng.choice(["token", "block", "coupled"]),
+            [seed % 24, 1],
+            seed=seed,
+            max_tokens=rng.randrange(1, 60),
+            acceptance=rng.choice(["token", "block", "coupled"]),
             drafter=rng.choice(["model", "lookup", "auto"]),
-        )  # fmt: skip
+        )
 
         async def consume():
             async for _ in stream:

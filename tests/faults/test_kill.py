@@ -41,7 +41,8 @@ async def test_streams_go_on_plain_when_the_draft_worker_is_killed():
             ]
             prompts = [[round_number % 24, i] for i in range(len(options))]
             expected = [
-                (await tokens(client, p, **{**o, "num_speculative_tokens": 0}))[0] for p, o in zip(prompts, options, strict=True)
+                (await tokens(client, p, **{**o, "num_speculative_tokens": 0}))[0]
+                for p, o in zip(prompts, options, strict=True)
             ]
             reached = [asyncio.Event() for _ in options]
             running = [

@@ -1,4 +1,4 @@
-"""A draft worker whose answers are malformed, stale, doubled, reordered or late costs speed only: the text is the same."""
+"""A draft worker whose answers are malformed, stale, doubled, reordered or late costs speed only, not text."""
 
 import asyncio
 
@@ -54,11 +54,17 @@ async def test_each_fault_alone(fault):
     async with in_process_stack(TARGET, DRAFT) as honest:
         async with outrider.Client(honest.address) as client:
             expected = [(await client.complete(p, num_speculative_tokens=0, **o)).token_ids for p, o in work]
-        async with rogue_draft(honest.draft[0].address, seed=2, faults=("none", fault), silence_s=0.2) as (address, rogue):
+        async with rogue_draft(honest.draft[0].address, seed=2, faults=("none", fault), silence_s=0.2) as (
+            address,
+            rogue,
+        ):
             stack = in_process_stack(TARGET, None, coordinator={"draft_workers": (address,)})
             async with stack as services, outrider.Client(services.address) as client:
                 answers = await asyncio.gather(
-                    *(client.complete(p, drafter="model", num_speculative_tokens=3, timeout_s=120, **o) for p, o in work)
+                    *(
+                        client.complete(p, drafter="model", num_speculative_tokens=3, timeout_s=120, **o)
+                        for p, o in work
+                    )
                 )
     assert [a.token_ids for a in answers] == expected
     assert rogue.counts[fault] > 0, "INCONCLUSIVE: the fault never happened"

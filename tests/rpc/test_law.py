@@ -103,11 +103,14 @@ async def test_every_parameter_under_every_rule(matrix_loop):
 
 @pytest.mark.slow
 async def test_a_biased_sampler_is_caught():
-    """The same machinery, fed with text of a slightly hotter sampler, must see it: else the test above proves nothing."""
+    """The same machinery, fed with text of a slightly hotter sampler, sees it: else the test above proves nothing."""
     uniforms = Uniforms(seed=1)
     async with in_process_stack(TARGET, DRAFT) as stack, outrider.Client(stack.address) as client:
         answers = await asyncio.gather(
-            *(client.complete(PROMPT, temperature=1.15, seed=s, max_tokens=MAX_TOKENS, acceptance="block") for s in range(80))
+            *(
+                client.complete(PROMPT, temperature=1.15, seed=s, max_tokens=MAX_TOKENS, acceptance="block")
+                for s in range(80)
+            )
         )
     for answer in answers:
         uniforms.add(answer.token_ids, SamplingParams(temperature=1.0))

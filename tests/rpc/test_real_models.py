@@ -65,7 +65,12 @@ async def test_self_draft_is_accepted_whole(smollm):
     stack = in_process_stack(smollm(), smollm(), worker={"kv_cache_bytes": 1 << 30})
     async with stack as services, outrider.Client(services.address) as client:
         answer = await client.complete(
-            "Once upon a time", temperature=0.0, max_tokens=40, num_speculative_tokens=4, drafter="model", ignore_eos=True
+            "Once upon a time",
+            temperature=0.0,
+            max_tokens=40,
+            num_speculative_tokens=4,
+            drafter="model",
+            ignore_eos=True,
         )
     stats = answer.speculation
     assert stats.num_draft_tokens > 0

@@ -72,7 +72,10 @@ async def test_greedy_equals_plain_and_transformers(family, tmp_path):
         for gamma in (0, 1, 2, 3, 5, 8, 16, None):
             extra = {} if gamma is None else {"num_speculative_tokens": gamma}
             answers = await asyncio.gather(
-                *(client.complete(p, temperature=0.0, max_tokens=30, ignore_eos=True, drafter="model", **extra) for p in prompts)
+                *(
+                    client.complete(p, temperature=0.0, max_tokens=30, ignore_eos=True, drafter="model", **extra)
+                    for p in prompts
+                )
             )
             assert [a.token_ids for a in answers] == expected, f"γ={gamma}"
             num_drafted += sum(a.speculation.num_draft_tokens for a in answers)

@@ -97,10 +97,14 @@ async def test_a_wrong_block_would_show():
     engine = Engine(adapted, num_blocks=8, block_size=4, max_batch_tokens=64, max_waiting_sessions=1)
 
     def program(sequence):
-        yield Forward(sequence, [1, 2, 3, 4, 5])
-        sequence.blocks[0], sequence.blocks[1] = sequence.blocks[1], sequence.blocks[0]
-        return (yield Forward(sequence, [6])).logits.copy()
+        yield Forward(sequence, prompt)  # fills both blocks: a slot never written may hold anything
+        first, second, *_ = sequence.blocks
+        sequence.blocks[0] = second
+        logits = (yield Forward(sequence, [6])).logits.copy()
+        sequence.blocks[0] = first
+        return logits
 
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
     with started(engine):
-        logits = await engine.run(program(await engine.open_sequence(8)))
-    assert np.abs(logits[0] - stock_logits(stock, [1, 2, 3, 4, 5, 6])[-1]).max() > 100 * TOLERANCE
+        logits = await engine.run(program(await engine.open_sequence(12)))
+    assert np.abs(logits[0] - stock_logits(stock, [*prompt, 6])[-1]).max() > 100 * TOLERANCE
