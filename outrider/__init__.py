@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from outrider.results import Complete as Complete
     from outrider.results import Completion as Completion
     from outrider.results import Started as Started
+    from outrider.sampling.params import AcceptanceRule as AcceptanceRule
+    from outrider.sampling.params import Origin as Origin
 
 _HOME_OF = {
     "Client": "outrider.client",
@@ -22,6 +24,8 @@ _HOME_OF = {
     "Complete": "outrider.results",
     "Completion": "outrider.results",
     "Started": "outrider.results",
+    "AcceptanceRule": "outrider.sampling.params",
+    "Origin": "outrider.sampling.params",
 }
 __all__ = list(_HOME_OF)
 
