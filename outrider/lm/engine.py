@@ -24,6 +24,7 @@ from outrider.lm.admission import Admission, post, settle
 from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedBatch, Program, Segment, T
 from outrider.lm.kv_cache import Sequence
 from outrider.lm.scheduler import StepQueue
+from outrider.lm.timing import TimingModel
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Engine:
         max_waiting_sessions: int,
     ) -> None:
         self.model = model
+        self.timing = TimingModel()
         self.block_size = block_size
         self._admission = Admission(num_blocks, block_size, model.context_length, max_waiting_sessions)
         self._queue: StepQueue[_Job[Any]] = StepQueue(max_batch_tokens)
@@ -239,6 +241,7 @@ class Engine:
             job.compute_ns += compute_ns
             self._hand_back(job, num_rows, segment, logits[row : row + segment.num_logits], batch.num_rows)
             row += segment.num_logits
+        self.timing.observe(batch, (time.perf_counter_ns() - started_ns) / 1e6)
 
     def _forward(self, batch: PackedBatch) -> np.ndarray:
         model: Any = self.model
