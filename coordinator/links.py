@@ -42,6 +42,11 @@ class Timed:
         return (self.verdict.compute_us + self.verdict.sampling_us) / 1000
 
     @property
+    def sampling_ms(self) -> float:
+        """Of the work: distributions and acceptance."""
+        return self.verdict.sampling_us / 1000
+
+    @property
     def network_ms(self) -> float:
         return max(0.0, self.elapsed_ms - self.queue_ms - self.work_ms)
 

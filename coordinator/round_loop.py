@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from coordinator.drafting import DraftSide
@@ -11,6 +12,7 @@ from coordinator.outbox import Outbox
 from coordinator.stream import Stream
 from coordinator.verifying import TargetLost, TargetSide
 from outrider.results import Step
+from outrider.sampling.params import Origin
 from outrider.serving.session_calls import SealedProposal
 
 PLAIN = Choice("", 0, "plain")
@@ -136,12 +138,13 @@ class RoundLoop:
         statistics.verify_ms += timed.work_ms
         statistics.network_ms += network_ms
         statistics.num_proposal_bytes += 2 * proposal.num_bytes
-        step = None
+        committing = time.perf_counter()
+        chunk = self._stream.commit(verdict, drafter=proposal.drafter or choice.drafter)
         if self._stream.request.report_steps:
             step = Step(
                 num_draft_tokens_wanted=choice.num_draft_tokens,
                 num_draft_tokens=verdict.num_draft_tokens,
-                num_accepted_draft_tokens=verdict.num_accepted,
+                num_accepted_draft_tokens=chunk.origins.count(Origin.ACCEPTED),
                 drafter=proposal.drafter,
                 draft_ms=draft_ms,
                 verify_ms=timed.work_ms,
@@ -149,6 +152,9 @@ class RoundLoop:
                 queue_ms=timed.queue_ms,
                 round_ms=round_ms,
                 reason=choice.reason,
+                sampling_ms=timed.sampling_ms,
+                emit_ms=1000 * (time.perf_counter() - committing),
             )
-        self._outbox.put(self._stream.commit(verdict, drafter=proposal.drafter or choice.drafter, step=step))
+            chunk = dataclasses.replace(chunk, step=step)
+        self._outbox.put(chunk)
         return verdict.num_accepted

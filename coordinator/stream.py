@@ -10,8 +10,8 @@ from coordinator.statistics import StreamStatistics
 from coordinator.text.output import OutputText
 from coordinator.text.tokenizer import TextCodec
 from outrider.errors import InvalidArgument
-from outrider.results import Chunk, Complete, Logprobs, Step, Usage
-from outrider.sampling.params import Finish, Origin
+from outrider.results import Chunk, Complete, Logprobs, Usage
+from outrider.sampling.params import Finish
 from outrider.serving.messages import TokenLogprobs, Verdict
 
 
@@ -47,7 +47,7 @@ class Stream:
     def num_remaining_tokens(self) -> int:
         return self.request.stopping.max_tokens - len(self.log.output_ids)
 
-    def commit(self, verdict: Verdict, *, drafter: str = "", step: Step | None = None) -> Chunk:
+    def commit(self, verdict: Verdict, *, drafter: str = "") -> Chunk:
         """Appends the verdict's tokens up to where the text ends, and gives what the client should get of them."""
         assert not self.finished
         text = self._push(verdict.committed_ids)
@@ -56,10 +56,8 @@ class Stream:
         if not self.finished and verdict.finish is not Finish.NONE:
             text += self._end(verdict.finish, verdict.matched_stop_token_id)
         self.statistics.count(verdict.num_draft_tokens, origins, drafter)
-        if step is not None:
-            step = dataclasses.replace(step, num_accepted_draft_tokens=origins.count(Origin.ACCEPTED))
         logprobs = _logprobs(verdict.logprobs, num_kept) if self.request.logprobs else None
-        return Chunk(self.choice, kept, text, origins, logprobs, step)
+        return Chunk(self.choice, kept, text, origins, logprobs)
 
     def complete(self, total_ms: float) -> Complete:
         """The last event; usage counts resumed tokens too."""

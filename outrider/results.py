@@ -30,7 +30,8 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One round, as the coordinator measured it; times in ms. `round_ms` holds all the others."""
+    """One round, as the coordinator measured it; times in ms. `round_ms` holds all the others but `emit_ms`, which
+    comes after it; `sampling_ms` is a part of `verify_ms`."""
 
     num_draft_tokens_wanted: int
     num_draft_tokens: int
@@ -42,6 +43,8 @@ class Step:
     queue_ms: float
     round_ms: float
     reason: str
+    sampling_ms: float = 0.0
+    emit_ms: float = 0.0
 
     @property
     def overhead_ms(self) -> float:

@@ -24,6 +24,7 @@ WINDOW = 256
 """Passes kept per bucket."""
 HALF_LIFE = 64
 """A pass counts half as much as one this many passes later."""
+REFIT_PASSES = 16
 HUBER_K = 1.345
 """Residuals beyond this many standard deviations count linearly: 95% efficient under normal noise (Huber 1964)."""
 MAD_TO_SD = 1.4826
@@ -83,10 +84,20 @@ class TimingModel:
     def timings(self) -> tuple[PassTiming, ...]:
         """Every bucket that was seen, decodes before prefills, light load before heavy."""
         with self._lock:
-            buckets = sorted((key, list(bucket.passes), bucket.num_passes) for key, bucket in self._buckets.items())
-        return tuple(self._timing(key, passes, num_passes) for key, passes, num_passes in buckets)
+            keys = sorted(self._buckets)
+        return tuple(self._timing(key) for key in keys)
 
-    def _timing(self, key: tuple[bool, int], passes: list[Observation], num_passes: int) -> PassTiming:
+    def _timing(self, key: tuple[bool, int]) -> PassTiming:
+        """A fit is kept until an eighth as many passes again came in, at most REFIT_PASSES: coordinators ask often."""
+        with self._lock:
+            bucket = self._buckets[key]
+            passes, num_passes, fitted = list(bucket.passes), bucket.num_passes, bucket.fitted
+        if fitted is not None and num_passes - fitted.num_passes <= min(REFIT_PASSES, fitted.num_passes // 8):
+            return fitted
+        bucket.fitted = self._fit(key, passes, num_passes)
+        return bucket.fitted
+
+    def _fit(self, key: tuple[bool, int], passes: list[Observation], num_passes: int) -> PassTiming:
         prefill, power = key
         table = np.array(passes, np.float64)
         weights = 0.5 ** (np.arange(len(table))[::-1] / self._half_life)
@@ -106,11 +117,12 @@ class TimingModel:
 
 
 class _Bucket:
-    __slots__ = ("num_passes", "passes")
+    __slots__ = ("fitted", "num_passes", "passes")
 
     def __init__(self, passes: deque[Observation]) -> None:
         self.passes = passes
         self.num_passes = 0
+        self.fitted: PassTiming | None = None
 
     def add(self, observation: Observation) -> None:
         self.passes.append(observation)

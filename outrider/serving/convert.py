@@ -6,6 +6,7 @@ Nothing is judged here beyond what a dataclass cannot hold: ranges are checked b
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, SparseQ
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.lm.interface import ModelDescription
+from outrider.lm.timing import PassTiming
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving.messages import DraftOpening, Header, TargetOpening, TokenLogprobs, Verdict
 from outrider.v1 import common_pb2, draft_pb2, target_pb2, worker_pb2
@@ -324,3 +326,11 @@ def description_from_pb(message: worker_pb2.DescribeWorkerResponse) -> ModelDesc
         versions=dict(message.versions),
         simulated=message.simulated,
     )
+
+
+def timing_to_pb(timing: PassTiming) -> worker_pb2.PassTiming:
+    return worker_pb2.PassTiming(**dataclasses.asdict(timing))
+
+
+def timing_from_pb(message: worker_pb2.PassTiming) -> PassTiming:
+    return PassTiming(**{field.name: getattr(message, field.name) for field in dataclasses.fields(PassTiming)})

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
-from outrider.serving.convert import description_to_pb
+from outrider.serving.convert import description_to_pb, timing_to_pb
 from outrider.serving.fleet import FleetMember, advertised_address
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
@@ -76,6 +76,9 @@ class WorkerServicer:
         answer = worker_pb2.DescribeWorkerResponse()
         answer.CopyFrom(self._description)
         answer.capacity.CopyFrom(self._worker.capacity())
+        # a thread of its own: fits take milliseconds, and sessions are waiting for this loop
+        timings = await asyncio.to_thread(self._worker.engine.timing.timings)
+        answer.timings.extend(timing_to_pb(timing) for timing in timings)
         if request.without_tokenizer:
             answer.ClearField("tokenizer_json")
             answer.ClearField("chat_template")

@@ -9,8 +9,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.lm.interface import ModelDescription
+from outrider.lm.timing import PassTiming
 from outrider.results import Capacity
-from outrider.serving.convert import description_from_pb
+from outrider.serving.convert import description_from_pb, timing_from_pb
 from outrider.serving.status import from_rpc_error
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
@@ -29,6 +30,7 @@ class WorkerDescription:
     drafters: tuple[str, ...]
     capacity: Capacity
     incarnation: str
+    timings: tuple[PassTiming, ...] = ()
 
 
 async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float) -> WorkerDescription:
@@ -46,6 +48,7 @@ async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeou
         drafters=tuple(answer.drafters),
         capacity=capacity_from_pb(answer.capacity),
         incarnation=answer.incarnation,
+        timings=tuple(timing_from_pb(timing) for timing in answer.timings),
     )
 
 

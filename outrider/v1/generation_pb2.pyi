@@ -190,7 +190,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason")
+    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms")
     NUM_DRAFT_TOKENS_WANTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,8 @@ class StepRecord(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     ROUND_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MS_FIELD_NUMBER: _ClassVar[int]
+    EMIT_MS_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens_wanted: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -211,7 +213,9 @@ class StepRecord(_message.Message):
     queue_ms: float
     round_ms: float
     reason: str
-    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    sampling_ms: float
+    emit_ms: float
+    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ..., sampling_ms: _Optional[float] = ..., emit_ms: _Optional[float] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
     __slots__ = ("index", "finish_reason", "matched_stop_token_id", "matched_stop_string", "usage", "timings", "speculation")

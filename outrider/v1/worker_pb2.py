@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/worker.proto\x12\x0boutrider.v1\"2\n\x15\x44\x65scribeWorkerRequest\x12\x19\n\x11without_tokenizer\x18\x01 \x01(\x08\"\x8c\x06\n\x16\x44\x65scribeWorkerResponse\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x05 \x01(\x0c\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12N\n\x0especial_tokens\x18\x07 \x03(\x0b\x32\x36.outrider.v1.DescribeWorkerResponse.SpecialTokensEntry\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\t \x01(\rH\x00\x88\x01\x01\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x0b \x01(\r\x12<\n\x13generation_defaults\x18\x0c \x01(\x0b\x32\x1f.outrider.v1.GenerationDefaults\x12-\n\x08\x63\x61pacity\x18\r \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\x12\x10\n\x08\x64rafters\x18\x0e \x03(\t\x12\x43\n\x08versions\x18\x0f \x03(\x0b\x32\x31.outrider.v1.DescribeWorkerResponse.VersionsEntry\x12\x1c\n\x14numerics_fingerprint\x18\x10 \x01(\t\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x14\n\x0cweight_bytes\x18\x12 \x01(\x04\x12\x13\n\x0bincarnation\x18\x13 \x01(\t\x12\x11\n\tsimulated\x18\x14 \x01(\x08\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0f\n\r_bos_token_id\"\xd0\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\xb0\x01\n\x0eWorkerCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\"\xcd\x01\n\x15RegisterWorkerRequest\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"<\n\x16RegisterWorkerResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"U\n\x12RenewWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"\'\n\x13RenewWorkerResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"&\n\x12\x44rainWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse*X\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x01\x12\x16\n\x12WORKER_ROLE_TARGET\x10\x02\x32j\n\rWorkerService\x12Y\n\x0e\x44\x65scribeWorker\x12\".outrider.v1.DescribeWorkerRequest\x1a#.outrider.v1.DescribeWorkerResponse2\x8d\x02\n\x0c\x46leetService\x12Y\n\x0eRegisterWorker\x12\".outrider.v1.RegisterWorkerRequest\x1a#.outrider.v1.RegisterWorkerResponse\x12P\n\x0bRenewWorker\x12\x1f.outrider.v1.RenewWorkerRequest\x1a .outrider.v1.RenewWorkerResponse\x12P\n\x0b\x44rainWorker\x12\x1f.outrider.v1.DrainWorkerRequest\x1a .outrider.v1.DrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/worker.proto\x12\x0boutrider.v1\"2\n\x15\x44\x65scribeWorkerRequest\x12\x19\n\x11without_tokenizer\x18\x01 \x01(\x08\"\xb6\x06\n\x16\x44\x65scribeWorkerResponse\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x05 \x01(\x0c\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12N\n\x0especial_tokens\x18\x07 \x03(\x0b\x32\x36.outrider.v1.DescribeWorkerResponse.SpecialTokensEntry\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\t \x01(\rH\x00\x88\x01\x01\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x0b \x01(\r\x12<\n\x13generation_defaults\x18\x0c \x01(\x0b\x32\x1f.outrider.v1.GenerationDefaults\x12-\n\x08\x63\x61pacity\x18\r \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\x12\x10\n\x08\x64rafters\x18\x0e \x03(\t\x12\x43\n\x08versions\x18\x0f \x03(\x0b\x32\x31.outrider.v1.DescribeWorkerResponse.VersionsEntry\x12\x1c\n\x14numerics_fingerprint\x18\x10 \x01(\t\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x14\n\x0cweight_bytes\x18\x12 \x01(\x04\x12\x13\n\x0bincarnation\x18\x13 \x01(\t\x12\x11\n\tsimulated\x18\x14 \x01(\x08\x12(\n\x07timings\x18\x15 \x03(\x0b\x32\x17.outrider.v1.PassTiming\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0f\n\r_bos_token_id\"\xd9\x01\n\nPassTiming\x12\x0f\n\x07prefill\x18\x01 \x01(\x08\x12\x15\n\rmin_sequences\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x0f\n\x07\x62\x61se_ms\x18\x04 \x01(\x01\x12\x12\n\nms_per_row\x18\x05 \x01(\x01\x12\x1c\n\x14ms_per_context_token\x18\x06 \x01(\x01\x12\x11\n\tspread_ms\x18\x07 \x01(\x01\x12\x10\n\x08min_rows\x18\x08 \x01(\r\x12\x10\n\x08max_rows\x18\t \x01(\r\x12\x12\n\nnum_passes\x18\n \x01(\x04\"\xd0\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\xb0\x01\n\x0eWorkerCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\"\xcd\x01\n\x15RegisterWorkerRequest\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"<\n\x16RegisterWorkerResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"U\n\x12RenewWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"\'\n\x13RenewWorkerResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"&\n\x12\x44rainWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse*X\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x01\x12\x16\n\x12WORKER_ROLE_TARGET\x10\x02\x32j\n\rWorkerService\x12Y\n\x0e\x44\x65scribeWorker\x12\".outrider.v1.DescribeWorkerRequest\x1a#.outrider.v1.DescribeWorkerResponse2\x8d\x02\n\x0c\x46leetService\x12Y\n\x0eRegisterWorker\x12\".outrider.v1.RegisterWorkerRequest\x1a#.outrider.v1.RegisterWorkerResponse\x12P\n\x0bRenewWorker\x12\x1f.outrider.v1.RenewWorkerRequest\x1a .outrider.v1.RenewWorkerResponse\x12P\n\x0b\x44rainWorker\x12\x1f.outrider.v1.DrainWorkerRequest\x1a .outrider.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,34 +35,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEWORKERRESPONSE_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._loaded_options = None
   _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=1727
-  _globals['_WORKERROLE']._serialized_end=1815
+  _globals['_WORKERROLE']._serialized_start=1989
+  _globals['_WORKERROLE']._serialized_end=2077
   _globals['_DESCRIBEWORKERREQUEST']._serialized_start=41
   _globals['_DESCRIBEWORKERREQUEST']._serialized_end=91
   _globals['_DESCRIBEWORKERRESPONSE']._serialized_start=94
-  _globals['_DESCRIBEWORKERRESPONSE']._serialized_end=874
-  _globals['_DESCRIBEWORKERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=756
-  _globals['_DESCRIBEWORKERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=808
-  _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._serialized_start=810
-  _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._serialized_end=857
-  _globals['_GENERATIONDEFAULTS']._serialized_start=877
-  _globals['_GENERATIONDEFAULTS']._serialized_end=1085
-  _globals['_WORKERCAPACITY']._serialized_start=1088
-  _globals['_WORKERCAPACITY']._serialized_end=1264
-  _globals['_REGISTERWORKERREQUEST']._serialized_start=1267
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=1472
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=1474
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=1534
-  _globals['_RENEWWORKERREQUEST']._serialized_start=1536
-  _globals['_RENEWWORKERREQUEST']._serialized_end=1621
-  _globals['_RENEWWORKERRESPONSE']._serialized_start=1623
-  _globals['_RENEWWORKERRESPONSE']._serialized_end=1662
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1664
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1702
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1704
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1725
-  _globals['_WORKERSERVICE']._serialized_start=1817
-  _globals['_WORKERSERVICE']._serialized_end=1923
-  _globals['_FLEETSERVICE']._serialized_start=1926
-  _globals['_FLEETSERVICE']._serialized_end=2195
+  _globals['_DESCRIBEWORKERRESPONSE']._serialized_end=916
+  _globals['_DESCRIBEWORKERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=798
+  _globals['_DESCRIBEWORKERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=850
+  _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._serialized_start=852
+  _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._serialized_end=899
+  _globals['_PASSTIMING']._serialized_start=919
+  _globals['_PASSTIMING']._serialized_end=1136
+  _globals['_GENERATIONDEFAULTS']._serialized_start=1139
+  _globals['_GENERATIONDEFAULTS']._serialized_end=1347
+  _globals['_WORKERCAPACITY']._serialized_start=1350
+  _globals['_WORKERCAPACITY']._serialized_end=1526
+  _globals['_REGISTERWORKERREQUEST']._serialized_start=1529
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=1734
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=1736
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=1796
+  _globals['_RENEWWORKERREQUEST']._serialized_start=1798
+  _globals['_RENEWWORKERREQUEST']._serialized_end=1883
+  _globals['_RENEWWORKERRESPONSE']._serialized_start=1885
+  _globals['_RENEWWORKERRESPONSE']._serialized_end=1924
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1926
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1964
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1966
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1987
+  _globals['_WORKERSERVICE']._serialized_start=2079
+  _globals['_WORKERSERVICE']._serialized_end=2185
+  _globals['_FLEETSERVICE']._serialized_start=2188
+  _globals['_FLEETSERVICE']._serialized_end=2457
 # @@protoc_insertion_point(module_scope)

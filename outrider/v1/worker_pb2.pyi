@@ -23,7 +23,7 @@ class DescribeWorkerRequest(_message.Message):
     def __init__(self, without_tokenizer: _Optional[bool] = ...) -> None: ...
 
 class DescribeWorkerResponse(_message.Message):
-    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated")
+    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated", "timings")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class DescribeWorkerResponse(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     role: WorkerRole
     model: str
     model_fingerprint: str
@@ -78,7 +79,32 @@ class DescribeWorkerResponse(_message.Message):
     weight_bytes: int
     incarnation: str
     simulated: bool
-    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ...) -> None: ...
+    timings: _containers.RepeatedCompositeFieldContainer[PassTiming]
+    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ...) -> None: ...
+
+class PassTiming(_message.Message):
+    __slots__ = ("prefill", "min_sequences", "max_sequences", "base_ms", "ms_per_row", "ms_per_context_token", "spread_ms", "min_rows", "max_rows", "num_passes")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    MIN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BASE_MS_FIELD_NUMBER: _ClassVar[int]
+    MS_PER_ROW_FIELD_NUMBER: _ClassVar[int]
+    MS_PER_CONTEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_MS_FIELD_NUMBER: _ClassVar[int]
+    MIN_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
+    prefill: bool
+    min_sequences: int
+    max_sequences: int
+    base_ms: float
+    ms_per_row: float
+    ms_per_context_token: float
+    spread_ms: float
+    min_rows: int
+    max_rows: int
+    num_passes: int
+    def __init__(self, prefill: _Optional[bool] = ..., min_sequences: _Optional[int] = ..., max_sequences: _Optional[int] = ..., base_ms: _Optional[float] = ..., ms_per_row: _Optional[float] = ..., ms_per_context_token: _Optional[float] = ..., spread_ms: _Optional[float] = ..., min_rows: _Optional[int] = ..., max_rows: _Optional[int] = ..., num_passes: _Optional[int] = ...) -> None: ...
 
 class GenerationDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -101,6 +101,9 @@ async def test_every_rule_and_drafter_accounts_for_every_token(client: Client, r
     assert spec.drafters == (("lookup",) if drafter == "lookup" else ("model",))
     steps = [chunk.step for chunk in answer.chunks if chunk.step is not None]
     assert len(steps) == len(answer.chunks)
+    # times of microseconds may round to nothing, those of all rounds together do not
+    assert 0 < sum(step.sampling_ms for step in steps) < sum(step.verify_ms for step in steps)
+    assert sum(step.emit_ms for step in steps) > 0
     assert sum(step.num_draft_tokens for step in steps) == spec.num_draft_tokens
     assert sum(step.num_accepted_draft_tokens for step in steps) == spec.num_accepted_draft_tokens
     assert answer.logprobs is not None

@@ -400,3 +400,15 @@ async def test_draft_worker_out_of_step_prefill_and_lookup_without_blocks():
         for open_call in (call, lookup, long):
             open_call.cancel()
         await worker.wait_idle()
+
+
+async def test_a_worker_tells_what_its_passes_cost():
+    async with running_target("toy:vocab=16,pass_ms=2,token_ms=0.1") as worker:
+        assert not (await worker.describe()).timings
+        call, ids = await opened(worker)
+        await call.write(decode_request(ids, 12))
+        await decoded(call)
+        timings = (await worker.describe()).timings
+        assert [(timing.prefill, timing.min_sequences, timing.max_sequences) for timing in timings] == [(False, 1, 1)]
+        assert timings[0].num_passes >= 12
+        assert convert.timing_from_pb(timings[0]).ms(1, 10) >= 1.5, "2 ms are slept in a pass"

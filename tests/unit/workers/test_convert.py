@@ -6,6 +6,7 @@ import pytest
 from outrider.drafting.proposal import Proposal, ProposalFault, SparseQ
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.lm.interface import ModelDescription
+from outrider.lm.timing import PassTiming
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving import convert
@@ -37,6 +38,7 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
     ("value", "to_pb", "from_pb"),
     [
         (Header(2, 1000, hash_ids((1, 2))), convert.header_to_pb, convert.header_from_pb),
+        (PassTiming(True, 3, 4, 0.5, 0.25, 0.001, 0.125, 1, 9, 77), convert.timing_to_pb, convert.timing_from_pb),
         (SAMPLING, convert.sampling_to_pb, convert.sampling_from_pb),
         (STOPPING, convert.stopping_to_pb, convert.stopping_from_pb),
         (
