@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 from outrider.drafting.proposal import Proposal, SparseQ
+from outrider.errors import Internal
 from outrider.lm.interface import Forward, Program, SequenceHandle
 from outrider.sampling.distribution import coupled_token, greedy_token
 from outrider.sampling.noise import Role, extend_hash
@@ -37,7 +38,12 @@ class ModelDrafter:
         """Leading cached tokens that are known to be committed ones."""
 
     def propose(self, num_draft_tokens: int) -> Program[Proposal]:
-        """Ends after a drafted stop token, and where the draft model's context ends."""
+        """Ends where the draft model's context ends, and after a drafted stop token unless that token was sampled: a
+        proposal that comes sooner for what was drawn is late less often, and lateness must not select among draws.
+
+        A row that cannot be read ends it too, before its draft: that row depends on the drafts before alone. Raises
+        Internal when it is the first one.
+        """
         started_ns = time.perf_counter_ns()
         log, sequence = self._log, self._sequence
         # The last draft is not computed itself, so one more fits than the cache has room for.
@@ -54,13 +60,19 @@ class ModelDrafter:
         try:
             while True:
                 result = yield Forward(sequence, rows, num_logits=1)
-                token_id, token_q = self._draw(result.logits[-1], prefix_hash, position=len(log.ids) + len(drafts))
+                try:
+                    token_id, token_q = self._draw(result.logits[-1], prefix_hash, position=len(log.ids) + len(drafts))
+                except Internal:
+                    if not drafts:
+                        raise
+                    break
                 drafts.append(token_id)
                 q.append(token_q)
                 log.history.push(token_id)
                 prefix_hash = extend_hash(prefix_hash, token_id)
                 queue_us += result.queue_us
-                if len(drafts) == num_draft_tokens or token_id in log.stopping.stop_token_ids:
+                ends_text = token_q is None and token_id in log.stopping.stop_token_ids
+                if len(drafts) == num_draft_tokens or ends_text:
                     break
                 rows = [token_id]
         finally:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from outrider.drafting.proposal import Q_TOTAL, Proposal
+from outrider.errors import Internal
 from outrider.sampling.distribution import coupled_token, distribution, draw, greedy_token
 from outrider.sampling.history import History
 from outrider.sampling.noise import Noise, Role, extend_hash
@@ -26,7 +27,8 @@ from outrider.sampling.params import AcceptanceRule, Origin, SamplingParams, Sto
 class Outcome:
     """One verified round: the accepted drafts and one more token.
 
-    soft_acceptances: one byte per draft, 255 times the chance that position gave acceptance, past a rejection too.
+    soft_acceptances: one byte per draft, 255 times the chance that position gave acceptance, past a rejection too; 0
+    from the first row on that cannot be read.
     """
 
     num_accepted: int
@@ -68,7 +70,8 @@ def verify(
     history: at the committed prefix, before and after the call, also when it raises.
     prefix_hash, position: hash and number of the committed ids; the first emitted token will stand at `position`.
 
-    Raises Internal when a row holds NaN or +inf; ValueError when rows and drafts do not match.
+    Raises Internal when the row that the next token would be drawn from holds NaN or +inf or leaves no token to choose;
+    a bad row after drafts that do not stand hurts nobody. ValueError when rows and drafts do not match.
     """
     if len(logits) != len(proposal) + 1:
         raise ValueError(f"{len(logits)} rows of logits for {len(proposal)} drafts, need one more than drafts")
@@ -90,14 +93,21 @@ def _verify_by_ratio(
     noise: Noise,
     prefix_hash: int,
 ) -> Outcome:
-    """TOKEN and BLOCK. Every coin is keyed by the exact prefix it follows, the drafts before it included."""
+    """TOKEN and BLOCK. Every coin is keyed by the exact prefix it follows, the drafts before it included.
+
+    A row that cannot be read ends the proposal before its draft: a function of the drafts before, so the law is exact.
+    """
     drafts = proposal.token_ids
-    q = [draft_q(proposal, index) for index in range(len(drafts))]
     p, hashes = [], [prefix_hash]
     for index, token_id in enumerate(drafts):
-        p.append(distribution(logits[index], params, stopping, history))
+        try:
+            p.append(distribution(logits[index], params, stopping, history))
+        except Internal:
+            drafts = drafts[:index]
+            break
         history.push(token_id)
         hashes.append(extend_hash(hashes[-1], token_id))
+    q = [draft_q(proposal, index) for index in range(len(drafts))]
 
     chances, residual_scales = acceptances(params.acceptance, p, q, drafts)
     coins = [noise.uniform(hashes[index], Role.ACCEPT) < chance for index, chance in enumerate(chances)]
@@ -108,7 +118,7 @@ def _verify_by_ratio(
     else:
         last, role = distribution(logits[stand], params, stopping, history), Role.BONUS if drafts else Role.PLAIN
     next_token = draw(last, noise.uniform(hashes[stand], role))
-    return _outcome(drafts, stand, next_token, bytes(map(soft_acceptance, p, q)))
+    return _outcome(drafts, stand, next_token, bytes(map(soft_acceptance, p, q)).ljust(len(proposal), b"\0"))
 
 
 def _verify_by_match(
@@ -128,14 +138,20 @@ def _verify_by_match(
         return coupled_token(logits[index], params, stopping, history, noise, position + index)
 
     drafts = proposal.token_ids
-    choices = []
+    choices: list[int] = []
+    matches: list[bool] = []
     for index, token_id in enumerate(drafts):
-        choices.append(target_choice(index))
+        try:
+            choices.append(target_choice(index))
+        except Internal:
+            if all(matches):
+                raise
+            break  # nobody reaches this row
+        matches.append(choices[-1] == token_id)
         history.push(token_id)
-    matches = [choice == token_id for choice, token_id in zip(choices, drafts, strict=True)]
     stand = matches.index(False) if False in matches else len(drafts)
     next_token = choices[stand] if stand < len(drafts) else target_choice(stand)
-    return _outcome(drafts, stand, next_token, bytes(255 * match for match in matches))
+    return _outcome(drafts, stand, next_token, bytes(255 * match for match in matches).ljust(len(drafts), b"\0"))
 
 
 def acceptances(

@@ -174,8 +174,13 @@ class TargetSession:
         return self._credit_tokens == 1 or self.finish is not Finish.NONE or self._stop_requested
 
     def _shorten(self, proposal: Proposal) -> Proposal:
-        """Cuts drafts past the stream's end, by position alone: the last token the stream can take needs no draft."""
+        """Cuts drafts past the stream's end: the last token that the stream can take needs no draft, nor does any after
+        a drafted stop token. That place is known from the drafts before it, so every rule stays exact."""
         room = max(0, self.log.max_length - len(self.log.ids) - 1)
+        for index, token_id in enumerate(proposal.token_ids[:room]):
+            if token_id in self.log.stopping.stop_token_ids:
+                room = index + 1
+                break
         if len(proposal) <= room:
             return proposal
         return dataclasses.replace(
