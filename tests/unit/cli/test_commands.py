@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.console import describe_failure
 from outrider.cli.main import app
-from outrider.cli.prompts import read_prompts, spread
+from outrider.cli.prompts import MIXED, WORKLOADS, read_prompts, spread
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.settings import CoordinatorSettings
 
@@ -144,9 +144,13 @@ def test_doctor_sees_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_own_prompts_are_many_and_of_all_kinds() -> None:
-    assert len(set(read_prompts())) == 24
-    for kind in ("chat", "code", "code-edit", "summarise"):
-        assert len(read_prompts(kind=kind)) >= 5
+    everyday = read_prompts()
+    assert len(set(everyday)) == len(everyday) == 41
+    by_kind = {kind: read_prompts(kind=kind) for kind in WORKLOADS}
+    assert sorted(everyday) == sorted(prompt for kind in MIXED for prompt in by_kind[kind])
+    assert not set(everyday) & {*by_kind["off-domain"], *by_kind["long-context"]}
+    assert all(len(prompts) >= (4 if kind == "long-context" else 8) for kind, prompts in by_kind.items())
+    assert all(len(prompt) > 12_000 for prompt in by_kind["long-context"])  # some 4,000 tokens
 
 
 def test_spread_covers_the_list() -> None:
