@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from coordinator.model import ServedModel
 from coordinator.worker import PROBE_TIMEOUT_S, WorkerRecord
-from outrider.errors import InvalidArgument, NotFound, Unavailable
+from outrider.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from outrider.serving.worker_calls import DRAFT, TARGET
 from outrider.settings import CoordinatorSettings
 
@@ -102,9 +102,19 @@ class WorkerDirectory:
         return any(self.health(w)[0] for w in self._of_role(TARGET))
 
     def register(self, address: str, role: str) -> str:
-        """Takes a lease, returns its id. A second registration of the same address replaces the first."""
-        self._leases = {lease: known for lease, known in self._leases.items() if known != address}
+        """Takes a lease, returns its id. A second registration of the same address replaces the first.
+
+        Raises FailedPrecondition when the settings list the address as a worker of the other role.
+        """
         worker = self._workers.get(address)
+        if worker is not None and worker.static and worker.role != role:
+            raise FailedPrecondition(
+                f"address {address} is listed as a {worker.role} worker in this coordinator's settings, it cannot "
+                f"register as a {role} worker",
+                field="role",
+                reason="ROLE_MISMATCH",
+            )
+        self._leases = {lease: known for lease, known in self._leases.items() if known != address}
         if worker is None or worker.role != role:
             if worker is not None:
                 self._remove(worker)
