@@ -25,13 +25,16 @@ MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 10.0
 AUTO = "auto"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRequest:
-    """Every value decided. `drafter` "" is auto; `num_speculative_tokens` None is adaptive up to the maximum.
+    """Every value decided. `drafter` "" is auto; `num_speculative_tokens` None is adaptive up to the maximum; choices
+    are numbered from `sampling.choice` on.
 
     A stream never moves to weights of another `model_fingerprint`.
     """
@@ -86,7 +89,7 @@ def resolve(
     ids = prompt_ids(request, model)
     stopping = _resolve_stopping(request.stopping, len(ids), model, settings)
     prompt_hash = hash_ids(ids)
-    resumed = _resolve_resume(request, prompt_hash, stopping.max_tokens, output["num_choices"], model)
+    resumed = _resolve_resume(request, prompt_hash, stopping, output["num_choices"], model)
     return ResolvedRequest(
         request_id=request_id,
         model=model.name,
@@ -138,20 +141,19 @@ def _resolve_sampling(request: Any, model: ServedModel, settings: CoordinatorSet
         frequency_penalty=_within("sampling.frequency_penalty", pick("frequency_penalty", 0.0), -2, 2),
         logit_bias=_logit_bias(options.logit_bias, model.description.vocab_size),
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        choice=_resume_choice(request),
         acceptance=_acceptance(request.speculation.acceptance, options.HasField("seed"), settings),
     )
 
 
 def _repetition_penalty(value: float) -> float:
-    if not 0 < value <= 10:
-        _refuse("sampling.repetition_penalty", value, "above 0 and at most 10")
-    return value
+    return _within("sampling.repetition_penalty", value, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> dict[int, float]:
     for token_id, value in bias.items():
         _within(f"sampling.logit_bias[{token_id}]", value, -100, 100)
-    _check_ids("sampling.logit_bias", tuple(bias), vocab_size)
+    check_ids("sampling.logit_bias", tuple(bias), vocab_size)
     return dict(sorted(bias.items()))
 
 
@@ -188,9 +190,15 @@ def _resolve_stopping(
     if not 0 <= min_tokens <= max_tokens:
         _refuse("stopping.min_tokens", min_tokens, f"from 0 to max_tokens, which is {max_tokens}")
     stop_ids = tuple(options.stop_token_ids)
-    _check_ids("stopping.stop_token_ids", stop_ids, model.description.vocab_size)
+    check_ids("stopping.stop_token_ids", stop_ids, model.description.vocab_size)
     own = () if options.ignore_eos else model.description.eos_token_ids
-    return StoppingParams(max_tokens, min_tokens, frozenset((*stop_ids, *own)))
+    stopping = StoppingParams(max_tokens, min_tokens, frozenset((*stop_ids, *own)))
+    if min_tokens and len(stopping.stop_token_ids) >= model.description.vocab_size:
+        raise InvalidArgument(
+            f"stopping.min_tokens is {min_tokens}, but every id is a stop token: no text is that long",
+            field="stopping.min_tokens",
+        )
+    return stopping
 
 
 def _resolve_stop_strings(options: Any) -> tuple[str, ...]:
@@ -224,6 +232,12 @@ def _resolve_speculation(options: Any, model: ServedModel, settings: Coordinator
     fixed = settings.num_speculative_tokens
     if options.HasField("num_speculative_tokens"):
         fixed = int(_within("speculation.num_speculative_tokens", options.num_speculative_tokens, 0, cap))
+        if options.HasField("max_speculative_tokens") and fixed > options.max_speculative_tokens:
+            raise InvalidArgument(
+                f"speculation.num_speculative_tokens is {fixed}, above speculation.max_speculative_tokens, which is "
+                f"{options.max_speculative_tokens}: give one of the two",
+                field="speculation.num_speculative_tokens",
+            )
     elif options.HasField("max_speculative_tokens"):
         fixed = None
     if fixed is not None and fixed > cap:
@@ -248,9 +262,9 @@ def _resolve_speculation(options: Any, model: ServedModel, settings: Coordinator
 
 
 def _resolve_resume(
-    request: Any, prompt_hash: int, max_tokens: int, num_choices: int, model: ServedModel
+    request: Any, prompt_hash: int, stopping: StoppingParams, num_choices: int, model: ServedModel
 ) -> tuple[int, ...]:
-    resumed = tuple(request.resume_token_ids)
+    num_resumed = len(request.resume_token_ids)
     if request.HasField("prompt_hash") and request.prompt_hash != prompt_hash:
         raise FailedPrecondition(
             f"prompt_hash is {request.prompt_hash:#x}, but this prompt hashes to {prompt_hash:#x}: resume with the "
@@ -258,12 +272,29 @@ def _resolve_resume(
             field="prompt_hash",
             reason="PROMPT_CHANGED",
         )
-    _check_ids("resume_token_ids", resumed, model.description.vocab_size)
-    if resumed and num_choices > 1:
+    if num_resumed and num_choices > 1:
         raise InvalidArgument("resume_token_ids needs output.n to be 1: resume one choice", field="resume_token_ids")
-    if len(resumed) > max_tokens:
-        _refuse("resume_token_ids", f"{len(resumed)} ids", f"at most stopping.max_tokens, which is {max_tokens}")
+    if num_resumed > stopping.max_tokens:
+        limit = f"at most stopping.max_tokens, which is {stopping.max_tokens}"
+        _refuse("resume_token_ids", f"{num_resumed} ids", limit)
+    resumed = tuple(request.resume_token_ids)
+    check_ids("resume_token_ids", resumed, model.description.vocab_size)
+    for index, token_id in enumerate(resumed[: stopping.min_tokens]):
+        if token_id in stopping.stop_token_ids:
+            raise InvalidArgument(
+                f"resume_token_ids: id {token_id} at index {index} is a stop token, which stopping.min_tokens, "
+                f"{stopping.min_tokens}, forbids there: resume with the very same options",
+                field="resume_token_ids",
+                reason="RESUMED_IMPOSSIBLE",
+            )
     return resumed
+
+
+def _resume_choice(request: Any) -> int:
+    choice = int(_within("resume_choice", request.resume_choice, 0, MAX_CHOICES - 1))
+    if choice and request.output.HasField("n") and request.output.n > 1:
+        raise InvalidArgument("resume_choice needs output.n to be 1: resume one choice", field="resume_choice")
+    return choice
 
 
 def _within(field: str, value: float, low: float, high: float) -> float:
@@ -272,7 +303,10 @@ def _within(field: str, value: float, low: float, high: float) -> float:
     return value
 
 
-def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidArgument, naming the first id that is not the model's."""
+    if not ids or max(ids) < vocab_size:
+        return
     for index, token_id in enumerate(ids):
         if token_id >= vocab_size:
             raise InvalidArgument(

@@ -18,7 +18,7 @@ from coordinator.generate import Generation
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
-from coordinator.request import ResolvedRequest, resolve, resolve_request_id
+from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
 from outrider.errors import Internal, InvalidArgument
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.events import event_to_pb
@@ -33,10 +33,11 @@ log = logging.getLogger(__name__)
 GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"]
 FLEET = worker_pb2.DESCRIPTOR.services_by_name["FleetService"]
 DEFAULT_TENANT = "default"
-LONG_PROMPT_CHARS = 16_384
-"""From here on a prompt is tokenized off the event loop."""
-LONG_PROMPT_IDS = 4_096
+LONG_REQUEST_BYTES = 16_384
+"""From here on a request is checked and tokenized off the event loop."""
 _TENANT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
+"""host:port and no other kind of channel target (`unix:`, `xds:`, ...)."""
 
 
 class GenerationServicer:
@@ -112,26 +113,19 @@ class GenerationServicer:
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         model = self._directory.model(request.model)
-        for index, token_id in enumerate(request.token_ids):
-            if token_id >= model.description.vocab_size:
-                raise InvalidArgument(
-                    f"token_ids: id {token_id} at index {index} is out of range, ids of this model are below "
-                    f"{model.description.vocab_size}",
-                    field="token_ids",
-                )
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await asyncio.to_thread(model.codec.decode, request.token_ids, skip_special_tokens=skip)
-        return pb.DetokenizeResponse(text=text)
+
+        def decode() -> str:
+            token_ids = tuple(request.token_ids)
+            check_ids("token_ids", token_ids, model.description.vocab_size)
+            return model.codec.decode(token_ids, skip_special_tokens=skip)
+
+        return pb.DetokenizeResponse(text=await asyncio.to_thread(decode))
 
     async def _resolve(
         self, request: pb.GenerateRequest, model: ServedModel, request_id: str, tenant: str
     ) -> ResolvedRequest:
-        is_long = (
-            len(request.text) > LONG_PROMPT_CHARS
-            or len(request.token_ids.ids) > LONG_PROMPT_IDS
-            or sum(len(message.content) for message in request.chat.messages) > LONG_PROMPT_CHARS
-        )
-        if is_long:
+        if request.ByteSize() > LONG_REQUEST_BYTES:
             return await asyncio.to_thread(
                 resolve, request, model, self._settings, request_id=request_id, tenant=tenant
             )
@@ -170,8 +164,9 @@ class FleetServicer:
         role = role_from_pb(request.role)
         if not role:
             raise InvalidArgument("role must be WORKER_ROLE_DRAFT or WORKER_ROLE_TARGET", field="role")
-        if not re.fullmatch(r"\S+:\d{1,5}", request.address):
-            raise InvalidArgument(f"address is {request.address!r:.100}, must be host:port", field="address")
+        match = _ADDRESS.fullmatch(request.address)
+        if match is None or not 1 <= int(match[2]) <= 65535:
+            raise InvalidArgument(f"address is {request.address[:80]!r}, must be host:port", field="address")
         lease_id = self._directory.register(request.address, role)
         return worker_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._lease_ms)
 

@@ -25,7 +25,7 @@ class Stream:
         self.request = request
         self.choice = choice
         self.deadline = deadline
-        self.sampling = dataclasses.replace(request.sampling, choice=choice)
+        self.sampling = dataclasses.replace(request.sampling, choice=request.sampling.choice + choice)
         self.log = Log(request.prompt_ids, request.prompt_hash)
         self.statistics = StreamStatistics()
         self.finish = Finish.NONE

@@ -73,6 +73,7 @@ class GenerateOptions(TypedDict, total=False):
     request_id: str
     priority: int
     resume_token_ids: Sequence[int]
+    resume_choice: int
     prompt_hash: int
     timeout_s: float
 

@@ -89,8 +89,8 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
         raise refuse("sampling.top_p", f"is {params.top_p}, must be above 0 and at most 1")
     if not 0.0 <= params.min_p <= 1.0:
         raise refuse("sampling.min_p", f"is {params.min_p}, must be in 0 to 1")
-    if not 0.0 < params.repetition_penalty <= 10.0:
-        raise refuse("sampling.repetition_penalty", f"is {params.repetition_penalty}, must be above 0 and at most 10")
+    if not 0.01 <= params.repetition_penalty <= 10.0:  # smaller ones make float32 logits infinite
+        raise refuse("sampling.repetition_penalty", f"is {params.repetition_penalty}, must be in 0.01 to 10")
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2.0 <= getattr(params, name) <= 2.0:
             raise refuse(f"sampling.{name}", f"is {getattr(params, name)}, must be in -2 to 2")

@@ -12,13 +12,21 @@ from grpc_status import rpc_status
 from outrider.errors import BY_STATUS, Internal, OutriderError, Unavailable
 
 DOMAIN = "outrider"
+MAX_MESSAGE_BYTES = 1400
+"""A message travels three times, once percent-encoded, in trailers for which gRPC keeps 8 KiB."""
 
 
 def to_status(error: OutriderError) -> grpc.Status:
-    """For `context.abort_with_status`: ErrorInfo always, BadRequest with a field, RetryInfo with a delay."""
+    """For `context.abort_with_status`: ErrorInfo always, BadRequest with a field, RetryInfo with a delay.
+
+    A message that quotes too much of a request is cut short.
+    """
+    message = error.message
+    if len(message.encode(errors="replace")) > MAX_MESSAGE_BYTES:
+        message = message.encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "..."
     details: list[Any] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)]
     if error.field is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_delay_s is not None:
         delay = duration_pb2.Duration()
@@ -29,7 +37,7 @@ def to_status(error: OutriderError) -> grpc.Status:
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
     code = code_pb2.Code.Value(error.status)
-    return rpc_status.to_status(status_pb2.Status(code=code, message=error.message, details=packed))
+    return rpc_status.to_status(status_pb2.Status(code=code, message=message, details=packed))
 
 
 def from_rpc_error(error: grpc.RpcError) -> OutriderError:

@@ -139,7 +139,7 @@ def test_every_option_reaches_its_field() -> None:
         "logprobs": True, "top_logprobs": 2, "skip_special_tokens": False, "n": 2, "regex": "a+",
         "num_speculative_tokens": 0, "max_speculative_tokens": 4, "drafter": "lookup",
         "acceptance": AcceptanceRule.TOKEN, "report_steps": True, "model": "m", "request_id": "r", "priority": -1,
-        "resume_token_ids": [1, 2], "prompt_hash": 2**64 - 1,
+        "resume_token_ids": [1, 2], "resume_choice": 1, "prompt_hash": 2**64 - 1,
     }  # fmt: skip
     one_of = {"json_schema", "regex", "grammar"}
     assert values.keys() | one_of | {"timeout_s"} == GenerateOptions.__annotations__.keys()

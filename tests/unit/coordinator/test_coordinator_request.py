@@ -60,6 +60,15 @@ def ids(values: list[int]) -> Callable[[pb.GenerateRequest], None]:
     return lambda message: message.token_ids.CopyFrom(pb.TokenIds(ids=values))
 
 
+def every_id_stops(message: pb.GenerateRequest) -> None:
+    set_fields("stopping", stop_token_ids=list(range(VOCAB)), min_tokens=1)(message)
+
+
+def resumes_past_a_stop_token(message: pb.GenerateRequest) -> None:
+    set_fields("stopping", stop_token_ids=[3], min_tokens=4)(message)
+    set_fields(resume_token_ids=[1, 3, 1])(message)
+
+
 BAD = "INVALID_ARGUMENT"
 REFUSED = [
     # change, status, field, what the message must name
@@ -82,8 +91,9 @@ REFUSED = [
     (set_fields("sampling", top_p=math.nan), BAD, "sampling.top_p", "NaN.*above 0 and at most 1"),
     (set_fields("sampling", min_p=-0.1), BAD, "sampling.min_p", "from 0 to 1"),
     (set_fields("sampling", min_p=1.1), BAD, "sampling.min_p", "from 0 to 1"),
-    (set_fields("sampling", repetition_penalty=0), BAD, "sampling.repetition_penalty", "above 0 and at most 10"),
-    (set_fields("sampling", repetition_penalty=11), BAD, "sampling.repetition_penalty", "above 0 and at most 10"),
+    (set_fields("sampling", repetition_penalty=0), BAD, "sampling.repetition_penalty", "from 0.01 to 10"),
+    (set_fields("sampling", repetition_penalty=1e-40), BAD, "sampling.repetition_penalty", "from 0.01 to 10"),
+    (set_fields("sampling", repetition_penalty=11), BAD, "sampling.repetition_penalty", "from 0.01 to 10"),
     (set_fields("sampling", presence_penalty=2.1), BAD, "sampling.presence_penalty", "from -2 to 2"),
     (set_fields("sampling", frequency_penalty=math.nan), BAD, "sampling.frequency_penalty", "NaN.*from -2 to 2"),
     (set_fields("sampling", logit_bias={VOCAB: 1.0}), BAD, "sampling.logit_bias", f"below {VOCAB}"),
@@ -106,10 +116,19 @@ REFUSED = [
     (set_fields("speculation", num_speculative_tokens=-1), BAD, "speculation.num_speculative_tokens", "0 to 16"),
     (set_fields("speculation", max_speculative_tokens=0), BAD, "speculation.max_speculative_tokens", "1 to 16"),
     (set_fields("speculation", max_speculative_tokens=17), BAD, "speculation.max_speculative_tokens", "1 to 16"),
+    (
+        set_fields("speculation", num_speculative_tokens=5, max_speculative_tokens=4),
+        BAD,
+        "speculation.num_speculative_tokens",
+        "5, above speculation.max_speculative_tokens, which is 4",
+    ),
     (set_fields("speculation", drafter="eagle"), BAD, "speculation.drafter", "'eagle'.*auto, model, lookup"),
     (set_fields("speculation", acceptance=9), BAD, "speculation.acceptance", "9.*TOKEN.*BLOCK.*COUPLED"),
     (set_fields(resume_token_ids=[1, VOCAB]), BAD, "resume_token_ids", f"index 1.*below {VOCAB}"),
     (set_fields(resume_token_ids=[1] * 98), BAD, "resume_token_ids", "98 ids.*which is 97"),
+    (set_fields(resume_choice=16), BAD, "resume_choice", "16.*from 0 to 15"),
+    (every_id_stops, BAD, "stopping.min_tokens", "every id is a stop token"),
+    (resumes_past_a_stop_token, BAD, "resume_token_ids", "id 3 at index 1 is a stop token.*min_tokens, 4"),
     (set_fields(prompt_hash=5), "FAILED_PRECONDITION", "prompt_hash", "0x5"),
     (set_fields(lora_adapter="x"), BAD, "lora_adapter", "LoRA"),
     (set_fields(tools_json="[]"), BAD, "tools_json", "tools"),
@@ -142,6 +161,16 @@ def test_resuming_several_choices_is_refused() -> None:
     with pytest.raises(OutriderError, match=r"output\.n to be 1") as refusal:
         resolve(message, MODEL, SETTINGS, request_id="r")
     assert refusal.value.field == "resume_token_ids"
+
+
+def test_a_choice_of_several_is_resumed_by_its_number() -> None:
+    message = request(set_fields(resume_token_ids=[1], resume_choice=2))
+    assert resolve(message, MODEL, SETTINGS, request_id="r").sampling.choice == 2
+    message.ClearField("resume_token_ids")
+    message.output.n = 2
+    with pytest.raises(OutriderError, match=r"output\.n to be 1") as refusal:
+        resolve(message, MODEL, SETTINGS, request_id="r")
+    assert refusal.value.field == "resume_choice"
 
 
 @pytest.mark.parametrize("bad", ["a b", "ä", "x" * 129, "a\nb"])

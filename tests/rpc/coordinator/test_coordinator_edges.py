@@ -1,0 +1,92 @@
+"""Edges of the public service: choices that resume, errors that quote much, requests too long for the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import grpc
+import pytest
+from conftest import SCALE
+from stack import in_process_stack
+
+from outrider import Client
+from outrider.errors import InvalidArgument, OutriderError
+from outrider.lm.toy import load_toy
+from outrider.serving.channel import CLIENT_OPTIONS
+from outrider.serving.status import from_rpc_error
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+
+TARGET, DRAFT = "toy:vocab=48,seed=3", "toy:vocab=48,seed=3,agreement=0.85"
+
+
+async def test_each_of_several_choices_resumes_with_its_very_own_text() -> None:
+    options = {"temperature": 1.0, "max_tokens": 24, "num_speculative_tokens": 3, "drafter": "model"}
+    async with in_process_stack(TARGET, DRAFT) as stack, Client(stack.address) as client:
+        texts: dict[int, list[int]] = {}
+        async for event in client.generate([1, 2], n=3, seed=77, **options):
+            if hasattr(event, "token_ids"):
+                texts.setdefault(event.index, []).extend(event.token_ids)
+        assert len({tuple(ids) for ids in texts.values()}) == 3
+        for choice, ids in texts.items():
+            for cut in range(0, len(ids), 5 if SCALE < 1 else 1):
+                rest = await client.complete(
+                    [1, 2], seed=77, acceptance="coupled", resume_token_ids=ids[:cut], resume_choice=choice, **options
+                )
+                assert list(rest.token_ids) == ids[cut:], f"choice {choice}, cut {cut}"
+
+
+async def test_an_error_that_quotes_much_of_a_request_still_arrives() -> None:
+    """gRPC keeps 8 KiB for trailers; beyond them the client would learn nothing of what was wrong."""
+    request = pb.TokenizeRequest()
+    request.chat.messages.add(role="user", content="A")
+    template = "{{ raise_exception('\U0001f600' * 5000) }}"
+    loaded = load_toy(TARGET)
+    described = dataclasses.replace(loaded, description=dataclasses.replace(loaded.description, chat_template=template))
+    async with in_process_stack(described, None) as stack, grpc.aio.insecure_channel(stack.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(request)
+        error = from_rpc_error(refused.value)
+        assert (error.status, error.field, error.reason) == (
+            "INVALID_ARGUMENT",
+            "chat.messages",
+            "CHAT_TEMPLATE_REFUSED",
+        )
+        assert error.message.endswith("...")
+
+
+HUGE = {
+    "resume_token_ids": pb.GenerateRequest(text="!", resume_token_ids=[1] * 8_000_000),
+    "stopping.stop_token_ids": pb.GenerateRequest(
+        text="!", stopping=pb.StoppingOptions(stop_token_ids=[47] * 8_000_000 + [48])
+    ),
+    "chat": pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="u")] * 1_000_000)),
+}
+
+
+@pytest.mark.parametrize("field", HUGE)
+async def test_a_huge_list_is_refused_by_field_and_the_server_goes_on(field: str) -> None:
+    async with in_process_stack(TARGET, None) as stack:
+        async with grpc.aio.insecure_channel(stack.address, options=CLIENT_OPTIONS) as channel:
+            call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(HUGE[field], timeout=60)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            error = from_rpc_error(refused.value)
+            assert isinstance(error, InvalidArgument)
+            assert error.field == field
+        async with Client(stack.address) as client:
+            assert len((await client.complete([1], max_tokens=3)).token_ids) == 3
+
+
+async def test_detokenize_of_a_huge_list_runs_beside_other_calls() -> None:
+    async with in_process_stack(TARGET, None) as stack, Client(stack.address) as client:
+        big = asyncio.create_task(client.detokenize([1] * 3_000_000))
+        num_answers = 0
+        while not big.done():
+            await client.complete([1], max_tokens=2)
+            num_answers += 1
+        assert len(await big) == 3_000_000
+        assert num_answers > 0
+        with pytest.raises(OutriderError, match="index 2"):
+            await client.detokenize([1, 2, 48])
