@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import json
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,20 +12,30 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from outrider.cli.bench_profile import describe_parts, mean_parts, profile
+from outrider.cli.bench_runs import PLAIN, Bench, Cell, bench_services
+from outrider.cli.bench_sweeps import (
+    print_concurrency_sweep,
+    print_gamma_sweep,
+    sweep_concurrency,
+    sweep_gamma,
+)
 from outrider.cli.bundles import prepare
-from outrider.cli.console import err, out, print_json, progress, reporting_errors
+from outrider.cli.console import out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.measure import Acceptance, Pace, Timed, formula_speedup, median, percentile, steps_of
 from outrider.cli.options import Draft, Json, Target, no_draft
-from outrider.cli.prompts import for_model, read_prompts, spread
-from outrider.cli.stack import DEFAULT_MODEL, Stack, local_stack, small_worker
-from outrider.client import Client, GenerateOptions, Prompt
-from outrider.errors import OutriderError
-from outrider.results import Chunk, Complete, Completion, Started
+from outrider.cli.prompts import WORKLOADS, read_prompts, spread
+from outrider.cli.stack import DEFAULT_MODEL, small_worker
+from outrider.client import GenerateOptions
+from outrider.errors import InvalidArgument
 from outrider.sampling.params import SamplingParams
 from outrider.settings import TargetWorkerSettings
 
 _NEUTRAL: GenerateOptions = {"ignore_eos": True, "report_steps": True, "seed": 1}
+MIXED_WORKLOAD = "mixed"
+
+Report = Callable[[str, float | None], None]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,99 +46,165 @@ def register(app: typer.Typer) -> None:
 def _command(
     target: Target = DEFAULT_MODEL,
     draft: Draft = DEFAULT_MODEL,
-    prompts: Annotated[
-        Path | None, typer.Option(help='JSONL with {"prompt": "..."} lines; absent: 24 of our own.')
+    prompts: Annotated[Path | None, typer.Option(help='JSONL with {"prompt": "..."} lines; absent: our own.')] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Kind of prompts, several times for several: {', '.join(WORKLOADS)}, or all."),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 8,
+    num_prompts: Annotated[int, typer.Option(min=1, help="How many of them, per workload.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=2, help="Length of each answer.")] = 64,
     num_speculative_tokens: Annotated[int | None, typer.Option(min=1, help="Drafts a round; absent: adaptive.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(min=0.0, max=100.0, help="0, the default, is greedy; several times for several."),
+    ] = None,
     acceptance: Annotated[Literal["token", "block", "coupled"], typer.Option(help="Acceptance rule.")] = "block",
     drafter: Annotated[str, typer.Option(help="auto, or one the draft worker offers.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Number type of both models.")] = "auto",
+    sweep: Annotated[
+        Literal["gamma", "concurrency"] | None,
+        typer.Option(
+            help="gamma: every fixed γ beside adaptive. concurrency: 1 to 32 streams, and where the gain ends."
+        ),
+    ] = None,
+    profile_file: Annotated[
+        Path | None,
+        typer.Option("--profile", help="Write where each round's time goes, and the workers' own timings, as JSON."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure plain against speculative decoding. The last line of stdout is JSON."""
     with reporting_errors():
         refuse_unknown_variables()
         settings = TargetWorkerSettings(**small_worker(target, model=target, dtype=dtype))
-        texts = spread(read_prompts(prompts), num_prompts)
+        cells = _cells(prompts, workload or [], temperature or [0.0], num_prompts)
+        if sweep and profile_file:
+            raise InvalidArgument("profile needs a run without sweep", field="profile")
+        if profile_file is not None:
+            profile_file.touch()  # a folder that is not there is told now and not after the run
         speculation: GenerateOptions = {"drafter": drafter, "acceptance": acceptance}
         if num_speculative_tokens is not None:
             speculation["num_speculative_tokens"] = num_speculative_tokens
-        common: GenerateOptions = {**_NEUTRAL, "max_tokens": max_tokens, "temperature": temperature}
-        result = asyncio.run(_bench(settings, no_draft(draft), texts, common, speculation))
-        if not as_json:
-            _print_table(result)
+        common: GenerateOptions = {**_NEUTRAL, "max_tokens": max_tokens}
+        run = _Run(settings, no_draft(draft), cells, sweep, quiet=as_json)
+        result, profiles = asyncio.run(run.run(common, speculation))
+        if profile_file is not None:
+            profile_file.write_text(json.dumps(profiles, indent=1) + "\n", encoding="utf-8")
         print_json(result)
 
 
-async def _bench(
-    settings: TargetWorkerSettings,
-    draft: str | None,
-    texts: list[str],
-    common: GenerateOptions,
-    speculation: GenerateOptions,
-) -> dict[str, Any]:
-    from outrider.cli.reference import PlainLoop, load_target
+def _cells(path: Path | None, workloads: list[str], temperatures: list[float], num_prompts: int) -> list[Cell]:
+    """Every workload at every temperature. Raises InvalidArgument on a workload that does not exist."""
+    if "all" in workloads:
+        workloads = list(WORKLOADS)
+    unknown = sorted(set(workloads) - set(WORKLOADS))
+    if unknown:
+        raise InvalidArgument(f"workload {unknown[0]!r} is none of {', '.join(WORKLOADS)}, all", field="workload")
+    kinds: list[str | None] = list(dict.fromkeys(workloads)) or [None]
+    return [
+        Cell(kind or MIXED_WORKLOAD, temperature, tuple(spread(read_prompts(path, kind), num_prompts)))
+        for kind in kinds
+        for temperature in dict.fromkeys(temperatures)
+    ]
 
-    async with AsyncExitStack() as cleanup:
-        await asyncio.to_thread(prepare, settings.model, draft)
-        loaded = await asyncio.to_thread(load_target, settings)
-        err.print("[dim]starting the services...[/]")
-        workers: dict[str, Any] = {
-            "target_worker": small_worker(settings.model, dtype=settings.dtype),
-            "draft_worker": small_worker(draft, dtype=settings.dtype),
-        }
-        stack = await cleanup.enter_async_context(local_stack(settings.model, draft, **workers))
-        client = await cleanup.enter_async_context(Client(stack.address))
-        info = await client.model_info()
-        engine = await cleanup.enter_async_context(PlainLoop(loaded, settings))
-        max_tokens = common["max_tokens"]
+
+class _Run:
+    """One call of the command: the cells in turn, on one set of services."""
+
+    def __init__(
+        self, settings: TargetWorkerSettings, draft: str | None, cells: list[Cell], sweep: str | None, *, quiet: bool
+    ) -> None:
+        self._settings = settings
+        self._draft = draft
+        self._cells = cells
+        self._sweep = sweep
+        self._quiet = quiet
+        self._profiles: list[dict[str, Any]] = []
+
+    async def run(self, common: GenerateOptions, speculation: GenerateOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(figures, profile). Of several cells the figures stand in a list, `cells`."""
+        from outrider.cli.reference import PlainLoop, load_target
+
+        async with AsyncExitStack() as cleanup:
+            await asyncio.to_thread(prepare, self._settings.model, self._draft)
+            # The engine alone is the yardstick of the plain service; once is enough, and it takes memory.
+            loaded = None
+            if not self._sweep and len(self._cells) == 1:
+                loaded = await asyncio.to_thread(load_target, self._settings)
+            services = bench_services(self._settings, self._draft, common, speculation)
+            bench = await cleanup.enter_async_context(services)
+            engine = None
+            if loaded is not None:
+                engine = await cleanup.enter_async_context(PlainLoop(loaded, self._settings))
+            report = cleanup.enter_context(progress("measuring"))
+            info = bench.info
+            told = {
+                "target": info.model, "draft": info.draft_model, "dtype": info.dtype, "simulated": info.simulated,
+            }  # fmt: skip
+            results = []
+            for cell in self._cells:
+                result = {"workload": cell.workload, "temperature": cell.temperature}
+                result |= await self._measure(bench, cell, engine, report)
+                results.append(result)
+                self._print(cell, result | told)
+            memory = await bench.memory()
+            profiles = {**told, "cells": self._profiles, "workers": await bench.worker_timings()}
+        figures = results[0] if len(results) == 1 else {"cells": results}
+        if not self._quiet:
+            _print_memory(memory)
+        sweep = {"sweep": self._sweep} if self._sweep else {}
+        return {**sweep, **figures, **told, "memory": memory}, profiles
+
+    async def _measure(self, bench: Bench, cell: Cell, engine: Any, report: Report) -> dict[str, Any]:
+        if self._sweep:
+            return await (sweep_gamma if self._sweep == "gamma" else sweep_concurrency)(bench, cell, report)
         plain: list[Timed] = []
         speculative: list[Timed] = []
+        ratios: list[float] = []
         engine_s: list[float] = []
-        greedy_plain_s: list[float] = []
-        prompts = for_model(texts, info)
-        report = cleanup.enter_context(progress("measuring"))
-        for index, prompt in enumerate([prompts[0], *prompts]):  # the first one twice: it warms all three up
-            report(f"prompt {index} of {len(prompts)}", index / (len(prompts) + 1))
-            prompt_ids = prompt if info.simulated else await client.tokenize(prompt)  # type: ignore[arg-type]
-            _, seconds = await engine.decode(prompt_ids, max_tokens, SamplingParams(temperature=0.0))  # type: ignore[arg-type]
-            without = await _time(client, prompt, {**common, "num_speculative_tokens": 0})
-            greedy = without
-            if common["temperature"]:
-                greedy = await _time(client, prompt, {**common, "temperature": 0.0, "num_speculative_tokens": 0})
-            with_drafts = await _time(client, prompt, {**common, **speculation})
+        prompts = bench.prompts(cell)
+        max_tokens = bench.common["max_tokens"]
+        for index, prompt in enumerate([prompts[0], *prompts]):  # the first one twice: it warms all up
+            report(
+                f"{cell.workload} {cell.temperature:g}, prompt {index} of {len(prompts)}", index / (len(prompts) + 1)
+            )
+            seconds = 0.0
+            if engine is not None:
+                prompt_ids = prompt if bench.info.simulated else await bench.client.tokenize(prompt)  # type: ignore[arg-type]
+                _, seconds = await engine.decode(prompt_ids, max_tokens, SamplingParams(temperature=0.0))
+            without = greedy = await bench.time(prompt, cell, PLAIN)
+            if engine is not None and cell.temperature:
+                greedy = await bench.time(prompt, cell, {**PLAIN, "temperature": 0.0})
+            with_drafts = await bench.time(prompt, cell, bench.speculation)
             if index:
-                engine_s.append(seconds)
-                greedy_plain_s.append(greedy.last_s)
                 plain.append(without)
                 speculative.append(with_drafts)
+                ratios.append(seconds / greedy.last_s)
+                engine_s.append(seconds)
         result = _summary(plain, speculative)
-        result["gamma0_ratio"] = median(a / b for a, b in zip(engine_s, greedy_plain_s, strict=True))
-        result["engine_tokens_per_s"] = median(max_tokens / seconds for seconds in engine_s)
-        result |= {"target": info.model, "draft": info.draft_model, "dtype": info.dtype, "simulated": info.simulated}
-        result["memory"] = await _memory(stack, client)
+        if engine is not None:
+            result["gamma0_ratio"] = median(ratios)
+            result["engine_tokens_per_s"] = median(max_tokens / seconds for seconds in engine_s)
+        self._profiles.append(
+            {
+                "workload": cell.workload,
+                "temperature": cell.temperature,
+                "plain": profile(steps_of(run.completion for run in plain)),
+                "speculative": profile(steps_of(run.completion for run in speculative)),
+            }
+        )
         return result
 
-
-async def _time(client: Client, prompt: Prompt, options: GenerateOptions) -> Timed:
-    """The answer and when it came, as a caller sees it."""
-    begin = time.perf_counter()
-    arrivals: list[float] = []
-    started: Started | None = None
-    chunks: list[Chunk] = []
-    async for event in client.generate(prompt, **options):
-        match event:
-            case Started():
-                started = event
-            case Chunk():
-                arrivals.append(time.perf_counter() - begin)
-                chunks.append(event)
-            case Complete() if started is not None and chunks:
-                return Timed(Completion.join(started, chunks, event), arrivals[0], arrivals[-1])
-    raise OutriderError("the stream ended without an answer")
+    def _print(self, cell: Cell, result: dict[str, Any]) -> None:
+        if self._quiet:
+            return
+        what = f"{result['target']} with {result['draft'] or 'no draft'}, {result['dtype']}"
+        what += ": SIMULATED costs" if result["simulated"] else ""
+        if self._sweep:
+            out.print(f"outrider bench: {what}", markup=False)
+            (print_gamma_sweep if self._sweep == "gamma" else print_concurrency_sweep)(cell, result)
+        else:
+            _print_table(cell, what, result)
 
 
 def _summary(plain: list[Timed], speculative: list[Timed]) -> dict[str, Any]:
@@ -159,6 +236,7 @@ def _summary(plain: list[Timed], speculative: list[Timed]) -> dict[str, Any]:
         "plain_verify_ms": verify_ms,
         "overhead_ms_p50": median(overheads),
         "overhead_ms_p90": percentile(overheads, 0.9),
+        "profile_ms": mean_parts(rounds),
         "bytes_per_draft_token": acceptance.bytes_per_draft_token,
         "num_draft_tokens": acceptance.num_draft_tokens,
         "num_rounds": acceptance.num_rounds,
@@ -166,37 +244,33 @@ def _summary(plain: list[Timed], speculative: list[Timed]) -> dict[str, Any]:
     }
 
 
-async def _memory(stack: Stack, client: Client) -> dict[str, dict[str, int]]:
-    """Per role: resident bytes of the process, and bytes of weights."""
-    weights = {f"{worker.role}-worker": worker.weight_bytes for worker in (await client.server_info()).workers}
-    resident = stack.resident_bytes()
-    return {role: {"resident_bytes": size, "weight_bytes": weights.get(role, 0)} for role, size in resident.items()}
-
-
-def _print_table(result: dict[str, Any]) -> None:
-    what = f"{result['target']} with {result['draft'] or 'no draft'}, {result['dtype']}"
-    if result["simulated"]:
-        what += ": SIMULATED costs"
-    table = Table("", "plain", "speculative", title=f"outrider bench: {what}", title_justify="left")
+def _print_table(cell: Cell, what: str, result: dict[str, Any]) -> None:
+    title = f"outrider bench: {what}; {cell.workload}, temperature {cell.temperature:g}"
+    table = Table("", "plain", "speculative", title=title, title_justify="left")
     names = {"tokens_per_s": "tokens/s", "ttft_ms": "time to first token, ms", "tpot_ms": "time per token, ms"}
     for key, name in names.items():
         table.add_row(name, f"{result['plain_' + key]:.1f}", f"{result['speculative_' + key]:.1f}")
     out.print(table)
     shares = ", ".join(f"{share:.2f}" for share in result["acceptance_by_position"]) or "none"
-    memory = ", ".join(
-        f"{role} {sizes['resident_bytes'] / 2**20:.0f} MiB ({sizes['weight_bytes'] / 2**20:.0f} of weights)"
-        for role, sizes in result["memory"].items()
-    )
     rows = {
         "speedup measured / by formula": f"{result['speedup']:.2f} / {result['formula_speedup']:.2f}",
         "acceptance by position": shares,
         "mean acceptance length": f"{result['mean_acceptance_length']:.2f} at γ {result['mean_gamma']:.2f} in the mean",
         "γ histogram": " ".join(f"{gamma}:{count}" for gamma, count in enumerate(result["gamma_histogram"]) if count),
         "draft cost ratio c": f"{result['draft_cost_ratio']:.3f} ({result['draft_ms_per_token']:.2f} ms a draft token)",
+        "a round in the mean, ms": describe_parts(result["profile_ms"]),
         "overhead per round": f"{result['overhead_ms_p50']:.2f} ms (p90 {result['overhead_ms_p90']:.2f})",
         "bytes per drafted token": f"{result['bytes_per_draft_token']:.1f}",
-        "γ = 0 against the engine alone": f"{result['gamma0_ratio']:.3f}",
-        "memory": memory,
     }
+    if "gamma0_ratio" in result:
+        rows["γ = 0 against the engine alone"] = f"{result['gamma0_ratio']:.3f}"
     for name, value in rows.items():
         out.print(f"  {name:31} {value}", markup=False)
+
+
+def _print_memory(memory: dict[str, dict[str, int]]) -> None:
+    text = ", ".join(
+        f"{role} {sizes['resident_bytes'] / 2**20:.0f} MiB ({sizes['weight_bytes'] / 2**20:.0f} of weights)"
+        for role, sizes in memory.items()
+    )
+    out.print(f"  {'memory':31} {text}", markup=False)

@@ -130,3 +130,20 @@ def add_up(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
         for index, value in enumerate(row):
             totals[index] += value
     return tuple(totals)
+
+
+def zero_gain_concurrency(gains: Sequence[tuple[int, float]]) -> float | None:
+    """Where speculation stops paying: the load at which the gain (speculative over plain) first falls to 1.
+
+    gains: (streams, gain) by rising load; between two loads it is interpolated over the logarithm of the load. The
+    first load when there is no gain even there, None when the gain never ends.
+    """
+    before: tuple[int, float] | None = None
+    for load, gain in gains:
+        if gain <= 1:
+            if before is None:
+                return float(load)
+            share = (before[1] - 1) / (before[1] - gain)
+            return float(before[0] * (load / before[0]) ** share)
+        before = (load, gain)
+    return None

@@ -30,10 +30,10 @@ _LONG_PROMPT_TOKENS = 4000
 
 
 def read_prompts(path: Path | None = None, kind: str | None = None) -> list[str]:
-    """The prompts of a JSONL file, one {"prompt": "..."} a line; None: those shipped, of the everyday kinds. `kind` keeps
-    only such lines.
+    """The prompts of a JSONL file, one {"prompt": "..."} a line; None: those shipped, of the everyday kinds.
 
-    Raises InvalidArgument naming file and line of a bad one.
+    `kind` keeps only lines with that "kind". Raises InvalidArgument naming file and line of a bad one, or
+    the kind that is missing.
     """
     if path is None and kind == LONG_CONTEXT:
         return _long_prompts()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from conftest import scaled
@@ -50,10 +51,10 @@ async def test_verify_against_running_services() -> None:
         assert "serves another target" in errors
 
 
-async def test_bench_ends_in_the_figures() -> None:
+async def test_bench_ends_in_the_figures(tmp_path: Path) -> None:
     code, output, errors = await outrider(
         "bench", f"--target={TARGET},pass_ms=3", f"--draft={DRAFT},pass_ms=0.3", "--num-prompts=2", "--max-tokens=24",
-        "--num-speculative-tokens=3", "--temperature=1",
+        "--num-speculative-tokens=3", "--temperature=1", f"--profile={tmp_path / 'profile.json'}",
     )  # fmt: skip
     assert code == 0, errors
     assert "SIMULATED" in output
@@ -71,6 +72,61 @@ async def test_bench_ends_in_the_figures() -> None:
     assert figures["plain_tokens_per_s"] <= 1000 / 3
     roles = {"coordinator", "draft-worker", "target-worker"}
     assert {role for role, sizes in figures["memory"].items() if sizes["resident_bytes"] > 0} == roles
+
+    profile = json.loads((tmp_path / "profile.json").read_text())
+    (cell,) = profile["cells"]
+    assert cell["speculative"]["mean_ms"]["verify"] >= 3
+    assert all(cell["speculative"]["mean_ms"][part] > 0 for part in ("draft", "network", "sampling", "emit"))
+    assert cell["plain"]["mean_ms"]["draft"] == 0
+    assert [row["num_draft_tokens"] for row in cell["plain"]["by_gamma"]] == [0]
+    assert {worker["role"]: bool(worker["timings"]) for worker in profile["workers"]} == {"target": True, "draft": True}
+    target = next(worker for worker in profile["workers"] if worker["role"] == "target")
+    assert min(timing["min_rows"] for timing in target["timings"]) >= 1
+    assert sum(timing["num_passes"] for timing in target["timings"]) >= 2 * 24
+
+
+async def test_bench_by_workload_and_temperature() -> None:
+    code, output, errors = await outrider(
+        "bench", *PAIR, "--num-prompts=1", "--max-tokens=8", "--workload=code-edit", "--workload=off-domain",
+        "--temperature=0", "--temperature=1.5", "--num-speculative-tokens=2", "--json",
+    )  # fmt: skip
+    assert code == 0, errors
+    (line,) = output.splitlines()
+    cells = json.loads(line)["cells"]
+    measured = [(cell["workload"], cell["temperature"]) for cell in cells]
+    assert measured == [(kind, heat) for kind in ("code-edit", "off-domain") for heat in (0, 1.5)]
+    assert all(cell["num_draft_tokens"] > 0 and cell["speedup"] > 0 for cell in cells)
+
+
+async def test_bench_sweeps_gamma() -> None:
+    code, output, errors = await outrider(
+        "bench", *PAIR, "--num-prompts=1", "--max-tokens=24", "--sweep=gamma", "--workload=long-context"
+    )
+    assert code == 0, errors
+    figures = json.loads(output.splitlines()[-1])
+    points = {point["gamma"]: point for point in figures["points"]}
+    assert list(points) == [0, 1, 2, 3, 4, 5, 6, 8, "adaptive"]
+    assert points[0]["speedup"] == 1
+    assert points[0]["num_draft_tokens"] == 0
+    assert all(points[gamma]["num_draft_tokens"] > 0 for gamma in (1, 2, 3, 4, 5, 6, 8))
+    # fewer drafts near the end, never more than asked for
+    assert all(0 < points[gamma]["mean_gamma"] <= gamma for gamma in (1, 2, 3, 4, 5, 6, 8))
+    assert figures["best_gamma"] in points
+    assert figures["adaptive_vs_best"] > 0
+
+
+async def test_bench_sweeps_concurrency() -> None:
+    code, output, errors = await outrider(
+        "bench", *PAIR, "--num-prompts=1", "--max-tokens=8", "--sweep=concurrency", "--num-speculative-tokens=2"
+    )
+    assert code == 0, errors
+    figures = json.loads(output.splitlines()[-1])
+    assert [point["concurrency"] for point in figures["points"]] == [1, 2, 4, 8, 16, 32]
+    assert [point["num_requests"] for point in figures["points"]] == [1, 2, 4, 8, 16, 32]
+    assert figures["gamma"] == 2
+    assert all(point["num_draft_tokens"] > 0 for point in figures["points"])
+    assert all(point["fixed_gain"] > 0 and point["adaptive_gain"] > 0 for point in figures["points"])
+    assert set(figures["zero_gain_concurrency"]) == {"fixed", "adaptive"}
 
 
 async def test_demo_runs_on_toys_and_says_so() -> None:

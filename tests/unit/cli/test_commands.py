@@ -183,3 +183,24 @@ def test_a_missing_prompt_file_is_a_usage_error(tmp_path: Path) -> None:
     exit_code, _, errors = invoke("verify", *PAIR, f"--prompts-file={tmp_path / 'none.jsonl'}")
     assert exit_code == 2
     assert "none.jsonl" in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--workload=poems"], "'poems' is none of chat"),
+        (["--sweep=gamma", "--profile=p.json"], "without sweep"),
+        (["--sweep=tokens"], "--sweep"),
+        (["--temperature=-1"], "--temperature"),
+        (["--profile=no-such-folder/p.json"], "no-such-folder"),
+    ],
+)
+def test_bench_refuses_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exit_code, output, errors = invoke("bench", *PAIR, *flags)
+    assert exit_code in (1, 2)
+    assert output == ""
+    assert says in errors
+    assert not list(tmp_path.iterdir())

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from outrider.cli.measure import Acceptance, add_up, formula_speedup, median, percentile
+from outrider.cli.bench_profile import PARTS, mean_parts, parts_ms, profile
+from outrider.cli.measure import (
+    Acceptance,
+    add_up,
+    formula_speedup,
+    median,
+    percentile,
+    zero_gain_concurrency,
+)
 from outrider.results import Step
 
 
@@ -45,3 +55,42 @@ def test_small_helpers() -> None:
     assert add_up([(1, 2), (), (0, 0, 5)]) == (1, 2, 5)
     assert (median([]), median([3, 1, 2])) == (0, 2)
     assert (percentile([], 0.9), percentile(range(10), 0.9)) == (0, 9)
+
+
+STEP = Step(
+    4, 4, 2, "model", draft_ms=3, verify_ms=10, network_ms=1, queue_ms=0.5, round_ms=15, reason="fixed",
+    sampling_ms=2, emit_ms=0.25,
+)  # fmt: skip
+
+
+def test_parts_of_a_round_add_up_to_it() -> None:
+    parts = parts_ms(STEP)
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == pytest.approx(STEP.round_ms + STEP.emit_ms)
+    assert (parts["verify"], parts["sampling"], parts["other"]) == pytest.approx((8, 2, 0.5))
+
+
+def test_profile_is_by_gamma_and_leaves_the_prompt_out() -> None:
+    plain = dataclasses.replace(STEP, num_draft_tokens=0, num_accepted_draft_tokens=0, draft_ms=0, round_ms=12)
+    prompt = dataclasses.replace(plain, reason="prefill", verify_ms=900, round_ms=950)
+    told = profile([prompt, STEP, STEP, plain])
+    assert (told["num_rounds"], told["round_ms"]) == (3, 14)
+    assert told["mean_ms"]["draft"] == pytest.approx(2)
+    assert told["p50_ms"]["draft"] == 3
+    assert [row["num_draft_tokens"] for row in told["by_gamma"]] == [0, 4]
+    assert [row["mean_tokens"] for row in told["by_gamma"]] == [1, 3]
+    assert mean_parts([]) == profile([])["mean_ms"] == {}
+
+
+@pytest.mark.parametrize(
+    ("gains", "load"),
+    [
+        ([(1, 1.8), (2, 1.4), (4, 0.6), (8, 0.9)], 2 * 2**0.5),
+        ([(1, 1.5), (8, 1.0)], 8),
+        ([(1, 0.9), (2, 1.2)], 1),
+        ([(1, 1.5), (32, 1.1)], None),
+        ([], None),
+    ],
+)
+def test_where_the_gain_ends(gains: list[tuple[int, float]], load: float | None) -> None:
+    assert zero_gain_concurrency(gains) == (None if load is None else pytest.approx(load))

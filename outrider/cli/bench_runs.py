@@ -1,0 +1,119 @@
+"""Timed answers from services of the bench's own: what every figure of `outrider bench` is made of.
+
+Draft and target worker are processes of their own, always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.cli.console import err
+from outrider.cli.measure import Timed
+from outrider.cli.prompts import for_model
+from outrider.cli.stack import Stack, local_stack, small_worker
+from outrider.client import Client, GenerateOptions, Prompt
+from outrider.errors import OutriderError
+from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
+from outrider.settings import TargetWorkerSettings
+
+PLAIN: GenerateOptions = {"num_speculative_tokens": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One kind of prompts at one temperature. `workload` is `mixed` or one of prompts.WORKLOADS."""
+
+    workload: str
+    temperature: float
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Running services, and the options that all requests share.
+
+    speculation: options of the speculative ones; without `num_speculative_tokens`, γ is adaptive.
+    """
+
+    stack: Stack
+    client: Client
+    info: ModelInfo
+    common: GenerateOptions
+    speculation: GenerateOptions
+
+    def prompts(self, cell: Cell) -> list[Prompt]:
+        return for_model(list(cell.texts), self.info, kind=cell.workload)
+
+    async def time(self, prompt: Prompt, cell: Cell, options: GenerateOptions) -> Timed:
+        """The answer and when it came, as a caller sees it."""
+        begin = time.perf_counter()
+        arrivals: list[float] = []
+        started: Started | None = None
+        chunks: list[Chunk] = []
+        asked: GenerateOptions = {**self.common, "temperature": cell.temperature, **options}
+        async for event in self.client.generate(prompt, **asked):
+            match event:
+                case Started():
+                    started = event
+                case Chunk():
+                    arrivals.append(time.perf_counter() - begin)
+                    chunks.append(event)
+                case Complete() if started is not None and chunks:
+                    return Timed(Completion.join(started, chunks, event), arrivals[0], arrivals[-1])
+        raise OutriderError("the stream ended without an answer")
+
+    async def time_together(
+        self, prompts: list[Prompt], cell: Cell, options: GenerateOptions, concurrency: int
+    ) -> tuple[list[Timed], float]:
+        """All answers, `concurrency` of them at once, and the seconds from the first request to the last token."""
+        places = asyncio.Semaphore(concurrency)
+
+        async def one(prompt: Prompt) -> Timed:
+            async with places:
+                return await self.time(prompt, cell, options)
+
+        begin = time.perf_counter()
+        runs = await asyncio.gather(*(one(prompt) for prompt in prompts))
+        return runs, time.perf_counter() - begin
+
+    async def memory(self) -> dict[str, dict[str, int]]:
+        """Per role: resident bytes of the process, and bytes of weights."""
+        workers = (await self.client.server_info()).workers
+        weights = {f"{worker.role}-worker": worker.weight_bytes for worker in workers}
+        return {
+            role: {"resident_bytes": size, "weight_bytes": weights.get(role, 0)}
+            for role, size in self.stack.resident_bytes().items()
+        }
+
+    async def worker_timings(self) -> list[dict[str, Any]]:
+        """Per worker: role, model, and its own lines of what a pass costs (see `outrider.lm.timing`)."""
+        from outrider.serving.channel import open_channel
+        from outrider.serving.worker_calls import describe
+
+        found = []
+        for role, child in self.stack.processes.items():
+            if role != "coordinator":
+                async with open_channel(child.address) as channel:
+                    told = await describe(channel, without_tokenizer=True, timeout_s=10.0)
+                timings = [asdict(timing) for timing in told.timings]
+                found.append({"role": told.role, "model": told.model.model, "timings": timings})
+        return found
+
+
+@asynccontextmanager
+async def bench_services(
+    settings: TargetWorkerSettings, draft: str | None, common: GenerateOptions, speculation: GenerateOptions
+) -> AsyncIterator[Bench]:
+    """Starts the three services for the target that `settings` names."""
+    err.print("[dim]starting the services...[/]")
+    workers: dict[str, Any] = {
+        "target_worker": small_worker(settings.model, dtype=settings.dtype),
+        "draft_worker": small_worker(draft, dtype=settings.dtype),
+    }
+    async with local_stack(settings.model, draft, **workers) as stack, Client(stack.address) as client:
+        yield Bench(stack, client, await client.model_info(), common, speculation)
