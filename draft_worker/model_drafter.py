@@ -119,4 +119,5 @@ class ModelDrafter:
         sequence.truncate(length)
         assert sequence.token_ids[self._num_in_step :] == committed[self._num_in_step : length], "cache left the prefix"
         self._num_in_step = length
+        sequence.committed_length = len(committed)
         return committed[length:]

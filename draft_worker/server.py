@@ -169,7 +169,9 @@ class _DraftStream:
     async def _reserve(self, session: DraftSession, drafter: str) -> None:
         """A session that only ever looks up holds no cache blocks."""
         if session.needs_sequence(drafter):
-            self._sequence = session.sequence = await self._engine.open_sequence(session.reserved_length)
+            self._sequence = session.sequence = await self._engine.open_sequence(
+                session.reserved_length, tenant=session.tenant
+            )
 
     def _free(self) -> None:
         self._session = None

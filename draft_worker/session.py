@@ -41,6 +41,7 @@ class DraftSession:
         self.log = SessionLog(opening, vocab_size=vocab_size)
         self.counters = counters or SessionCounters()
         self.sequence: SequenceHandle | None = None
+        self.tenant = opening.tenant
         self._offered = tuple(drafters)
         self._default = self._checked("open.drafter", opening.drafter or self._offered[0])
         self._max_draft_tokens = max_draft_tokens

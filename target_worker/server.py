@@ -121,7 +121,9 @@ class _TargetStream:
         with self._stream.working():
             is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS
             session = await asyncio.to_thread(make) if is_long else make()
-            session.sequence = self._sequence = await self._engine.open_sequence(session.reserved_length)
+            session.sequence = self._sequence = await self._engine.open_sequence(
+                session.reserved_length, tenant=opening.tenant, priority=opening.priority
+            )
             self._session = session
             self._send_verdict(await self._engine.run(session.open()))
 

@@ -47,6 +47,7 @@ class TargetSession:
         self.finish = Finish.NONE
         self.counters = counters or SessionCounters()
         self._max_draft_tokens = opening.max_draft_tokens
+        self._num_prompt_tokens = len(opening.prompt_ids)
         self._num_top = opening.top_logprobs if opening.logprobs else None
         self._last: Verdict | None = None
         self._credit_tokens = 0
@@ -127,6 +128,7 @@ class TargetSession:
         header = log.header
         base, num_drafts = len(log.ids), len(proposal)
         not_cached = log.ids[len(sequence.token_ids) :]
+        sequence.committed_length = base
         result = yield Forward(sequence, [*not_cached, *proposal.token_ids], num_logits=num_drafts + 1)
 
         outcome = decide(
@@ -137,6 +139,7 @@ class TargetSession:
         for token_id in committed_ids:
             log.append(token_id)
         sequence.truncate(len(log.ids) - 1)
+        sequence.committed_length = len(log.ids) - 1
         assert sequence.token_ids[base - 1 :] == log.ids[base - 1 : -1], "the cache left the committed prefix"
 
         logprobs = self._logprobs(result.logits, committed_ids)
@@ -157,6 +160,7 @@ class TargetSession:
             sampling_us=max(0, worked_us - result.queue_us - result.compute_us),
             num_batch_rows=result.num_batch_rows,
             decode_ended=bool(self._credit_tokens) and self._decode_ends(),
+            num_cached_tokens=min(result.num_cached_tokens, self._num_prompt_tokens),
         )
         return self._last
 

@@ -65,6 +65,12 @@ class TransformersModel:
         self._block_size = block_size
         self._cache = KVCache(self._head_shapes, num_blocks * block_size, self._dtype, self.device)
 
+    @torch.inference_mode()
+    def copy_block(self, source: int, destination: int) -> None:
+        """Keys and values of all layers."""
+        size = self._block_size
+        self._cache.copy(source * size, destination * size, size)
+
     def free_bytes(self) -> int:
         """Memory free on the model's device."""
         if self.device.type == "cuda":

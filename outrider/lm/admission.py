@@ -1,11 +1,14 @@
-"""Admission by blocks: a sequence opens when blocks for its whole life are free, first come, first served.
+"""Admission by blocks: a sequence opens when blocks for its whole life can be promised, first come, first served.
 
-What could never fit is refused at once; beyond a bounded queue an open is refused with a retry delay.
+With `overcommit` 1 all promises can be kept at once; beyond, they count on streams that end early or share blocks, and
+on preemption where that does not come true. What could never fit is refused at once; beyond a bounded queue an open is
+refused with a retry delay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
@@ -13,42 +16,56 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.errors import Aborted, Internal, InvalidArgument, ResourceExhausted, Unavailable
-from outrider.lm.kv_cache import BlockAllocator, Sequence
+from outrider.lm.kv_cache import Sequence
+from outrider.lm.sequence_cache import SequenceCache
 
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.1, 60.0
 
 
 class _Waiter:
-    def __init__(self, max_length: int, num_blocks: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.max_length = max_length
-        self.num_blocks = num_blocks
+    """An open that waits; `admitted` once its turn has come."""
+
+    def __init__(self, sequence: Sequence, loop: asyncio.AbstractEventLoop) -> None:
+        self.sequence = sequence
         self.loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
-        self.sequence: Sequence | None = None
+        self.admitted = False
 
 
 class Admission:
-    """Owns the blocks. `open` belongs to an event loop; `release` and the rest may be called from any thread."""
+    """Promises blocks. `open` belongs to an event loop; `release` and the rest may be called from any thread."""
 
-    def __init__(self, num_blocks: int, block_size: int, context_length: int, max_waiting_sessions: int) -> None:
-        self.block_size = block_size
+    def __init__(
+        self, cache: SequenceCache, context_length: int, max_waiting_sessions: int, overcommit: float = 1.0
+    ) -> None:
         self.context_length = context_length
         self.max_waiting_sessions = max_waiting_sessions
-        self._allocator = BlockAllocator(num_blocks)
+        self._cache = cache
+        self._max_promised = cache.num_blocks * overcommit
+        self._num_promised = 0
+        self._serials = itertools.count()
         self._lock = threading.Lock()
         self._waiters: deque[_Waiter] = deque()
         self._stopped = False
         self._num_open = 0
         self._mean_life_s = 1.0
 
-    async def open(self, max_length: int) -> Sequence:
+    async def open(self, max_length: int, tenant: str = "", priority: int = 0) -> Sequence:
         """Raises InvalidArgument when it could never fit, ResourceExhausted when the queue is full. Cancellable."""
-        num_blocks = self._num_blocks_for(max_length)
+        self._check_fits(max_length)
+        sequence = Sequence(
+            max_length,
+            block_size=self._cache.block_size,
+            root=self._cache.root(tenant),
+            priority=priority,
+            serial=next(self._serials),
+        )
         with self._lock:
             if self._stopped:
                 raise Unavailable("the engine has stopped", retry_delay_s=1.0)
-            if not self._waiters and self._allocator.can_reserve(num_blocks):
-                return self._reserve(max_length, num_blocks)
+            if not self._waiters and self._can_promise(sequence):
+                self._promise(sequence)
+                return sequence
             if len(self._waiters) >= self.max_waiting_sessions:
                 raise ResourceExhausted(
                     f"no cache blocks are free and {len(self._waiters)} sessions wait for some already; the limit is "
@@ -56,16 +73,16 @@ class Admission:
                     reason="QUEUE_FULL",
                     retry_delay_s=self._expected_wait_s(),
                 )
-            waiter = _Waiter(max_length, num_blocks, asyncio.get_running_loop())
+            waiter = _Waiter(sequence, asyncio.get_running_loop())
             self._waiters.append(waiter)
         try:
             await waiter.future
         except asyncio.CancelledError:
             self._leave(waiter)
             raise
-        if waiter.sequence is None:
+        if not waiter.admitted:
             raise Aborted("the engine stopped")
-        return waiter.sequence
+        return sequence
 
     def release(self, sequence: Sequence) -> None:
         """Frees a sequence's blocks and lets in whoever fits now, in order."""
@@ -81,26 +98,11 @@ class Admission:
             post(waiter.loop, settle, waiter.future, None, None)
 
     @property
-    def num_blocks(self) -> int:
-        """All blocks there are."""
-        return self._allocator.num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that belong to nobody."""
-        return self._allocator.num_free
-
-    @property
     def num_waiting(self) -> int:
         """Opens that wait for blocks."""
         return len(self._waiters)
 
-    def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Raises Internal unless exactly the blocks of `sequences` are taken."""
-        with self._lock:
-            self._allocator.check_integrity([s.blocks for s in sequences])
-
-    def _num_blocks_for(self, max_length: int) -> int:
+    def _check_fits(self, max_length: int) -> None:
         if max_length < 1:
             raise InvalidArgument(f"a sequence needs room for at least 1 token, not {max_length}")
         if max_length > self.context_length:
@@ -109,36 +111,40 @@ class Admission:
                 f"{self.context_length}: shorten the prompt or lower max_tokens",
                 reason="CONTEXT_LENGTH_EXCEEDED",
             )
-        num_blocks = -(-max_length // self.block_size)
-        if num_blocks > self.num_blocks:
+        num_blocks = -(-max_length // self._cache.block_size)
+        if num_blocks > self._cache.num_blocks:
             raise InvalidArgument(
-                f"{max_length} tokens need {num_blocks} cache blocks, this worker has {self.num_blocks} in all: "
+                f"{max_length} tokens need {num_blocks} cache blocks, this worker has {self._cache.num_blocks} in all: "
                 "lower max_tokens, or give the worker more memory (kv_cache_bytes)",
                 reason="NEVER_FITS",
             )
-        return num_blocks
 
-    def _reserve(self, max_length: int, num_blocks: int) -> Sequence:
+    def _can_promise(self, sequence: Sequence) -> bool:
+        return self._num_promised + sequence.num_promised_blocks <= self._max_promised
+
+    def _promise(self, sequence: Sequence) -> None:
         self._num_open += 1
-        return Sequence(max_length, self._allocator.reserve(num_blocks), time.monotonic())
+        self._num_promised += sequence.num_promised_blocks
+        sequence.opened_at = sequence.last_used_s = time.monotonic()
 
     def _free(self, sequence: Sequence) -> None:
-        self._allocator.free(sequence.blocks)
-        sequence.blocks = []
+        self._cache.evict(sequence)
+        self._num_promised -= sequence.num_promised_blocks
         self._num_open -= 1
         self._mean_life_s += (time.monotonic() - sequence.opened_at - self._mean_life_s) / 16
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiters and self._allocator.can_reserve(self._waiters[0].num_blocks):
+        while self._waiters and self._can_promise(self._waiters[0].sequence):
             waiter = self._waiters.popleft()
-            waiter.sequence = self._reserve(waiter.max_length, waiter.num_blocks)
+            waiter.admitted = True
+            self._promise(waiter.sequence)
             post(waiter.loop, settle, waiter.future, None, None)
 
     def _leave(self, waiter: _Waiter) -> None:
         """A cancelled open: its turn may have come in the very moment of the cancellation."""
         with self._lock:
-            if waiter.sequence is not None:
+            if waiter.admitted:
                 waiter.sequence.closed = True
                 self._free(waiter.sequence)
             elif waiter in self._waiters:

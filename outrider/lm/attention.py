@@ -22,6 +22,11 @@ class KVCache:
         self.keys = [torch.empty(k, num_slots, d, dtype=dtype, device=device) for k, d, _ in head_shapes]
         self.values = [torch.empty(k, num_slots, e, dtype=dtype, device=device) for k, _, e in head_shapes]
 
+    def copy(self, source: int, destination: int, count: int) -> None:
+        """Keys and values of `count` slots from slot `source` on, to slots that do not overlap these."""
+        for cached in (*self.keys, *self.values):
+            cached[:, destination : destination + count] = cached[:, source : source + count]
+
 
 class AttentionPlan:
     """What all layers of one pass share: where rows go, where contexts lie, and masks once built."""

@@ -23,7 +23,14 @@ def build_engine(loaded: LoadedModel, settings: WorkerSettings) -> Engine:
         block_size=settings.block_size,
         max_batch_tokens=settings.max_batch_tokens,
         max_waiting_sessions=settings.max_waiting_sessions,
+        cache_namespace=_cache_namespace(loaded),
     )
+
+
+def _cache_namespace(loaded: LoadedModel) -> str:
+    """What decides keys and values besides ids. An engine has one model: this keeps a shared index honest as well."""
+    description = loaded.description
+    return "|".join((description.model_fingerprint, description.dtype, description.numerics_fingerprint))
 
 
 def _num_blocks(loaded: LoadedModel, settings: WorkerSettings) -> int:

@@ -1,7 +1,8 @@
 """The engine: one thread that runs every session's program and packs what is ready into one model call a step.
 
-The event loop hands programs over and gets answers back; it never waits for a model. Cache blocks are reserved when a
-sequence opens and freed when it closes, but never while a forward that writes to them is in flight.
+The event loop hands programs over and gets answers back; it never waits for a model. Cache blocks are promised when a
+sequence opens, taken when it has a forward and freed when it closes, but never while a forward that writes to them is
+in flight.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 
 from outrider.errors import Aborted, Internal, Unavailable
 from outrider.lm.admission import Admission, post, settle
 from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedBatch, Program, Segment, T
+from outrider.lm.job import Job
 from outrider.lm.kv_cache import Sequence
+from outrider.lm.placement import Placement
 from outrider.lm.scheduler import StepQueue
+from outrider.lm.sequence_cache import SequenceCache
 from outrider.lm.timing import TimingModel
 
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
+DEFAULT_IDLE_GRACE_S = 1.0
+MAX_WAIT_FOR_BLOCKS_S = 0.05
+"""Jobs that wait for blocks look for idle sequences this often while there is nothing to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +48,28 @@ class EngineStats:
     num_padding_rows: int
     """Rows the model computed beyond those asked for; always 0."""
     num_free_blocks: int
+    """Blocks that no open sequence holds, those kept for their content included."""
     num_blocks: int
     num_sequences: int
     num_waiting: int
-
-
-class _Job(Generic[T]):
-    """A program on its way, and the forward it waits for."""
-
-    __slots__ = (
-        "compute_ns", "finished", "forward", "future", "logits", "loop", "num_logits", "num_rows", "num_rows_done",
-        "program", "ready_ns", "started_ns",
-    )  # fmt: skip
-
-    def __init__(self, program: Program[T], loop: asyncio.AbstractEventLoop) -> None:
-        self.program = program
-        self.loop = loop
-        self.future: asyncio.Future[T] = loop.create_future()
-        self.finished = False
-        self.forward: Forward | None = None
-        self.num_rows = self.num_rows_done = self.num_logits = 0
-
-    def wants(self, forward: Forward) -> None:
-        self.forward = forward
-        self.num_rows, self.num_rows_done, self.num_logits = len(forward.token_ids), 0, forward.num_logits
-        self.logits: list[np.ndarray] = []
-        self.ready_ns, self.started_ns, self.compute_ns = time.perf_counter_ns(), 0, 0
-
-    def segment(self, num_rows: int) -> Segment:
-        """The next `num_rows` rows. Logits are those of the forward's last rows, in whichever chunk these fall."""
-        assert self.forward is not None
-        sequence: Any = self.forward.sequence
-        start, end = self.num_rows_done, self.num_rows_done + num_rows
-        num_logits = max(0, end - max(start, self.num_rows - self.num_logits))
-        return Segment(sequence.length, self.forward.token_ids[start:end], sequence.blocks, num_logits)
+    num_cached_blocks: int
+    """Of the free blocks those kept for their content."""
+    num_cached_tokens: int
+    """Tokens that were not computed since the prefix cache had them."""
+    num_copied_blocks: int
+    num_preemptions: int
+    """Sequences whose blocks were taken while a forward of theirs waited or was half done."""
+    num_idle_evictions: int
+    """Sequences whose blocks were taken between their forwards."""
 
 
 class Engine:
     """Runs programs over one model. `start` it, `await open_sequence` and `run` on an event loop, `stop` it.
 
     max_batch_tokens: most rows of one model call. max_waiting_sessions: opens that may wait for blocks.
+    cache_namespace: whatever decides keys and values besides ids and tenant. overcommit: blocks promised to open
+    sequences, as a multiple of those there are. idle_grace_s: a sequence without a forward for this long may lose its
+    blocks to any other, and is computed again when it has one.
     """
 
     def __init__(
@@ -91,13 +80,18 @@ class Engine:
         block_size: int,
         max_batch_tokens: int,
         max_waiting_sessions: int,
+        cache_namespace: str = "",
+        overcommit: float = 1.0,
+        idle_grace_s: float = DEFAULT_IDLE_GRACE_S,
     ) -> None:
         self.model = model
         self.timing = TimingModel()
         self.block_size = block_size
-        self._admission = Admission(num_blocks, block_size, model.context_length, max_waiting_sessions)
-        self._queue: StepQueue[_Job[Any]] = StepQueue(max_batch_tokens)
-        self._jobs: set[_Job[Any]] = set()
+        self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace)
+        self._admission = Admission(self._cache, model.context_length, max_waiting_sessions, overcommit)
+        self._queue: StepQueue[Job[Any]] = StepQueue(max_batch_tokens)
+        self._placement = Placement(self._cache, self._queue, idle_grace_s)
+        self._jobs: set[Job[Any]] = set()
         self._thread: threading.Thread | None = None
         # One lock for what both sides touch: arrivals, counters, and which forward is pending on which sequence.
         self._wake = threading.Condition(threading.Lock())
@@ -126,12 +120,14 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
 
-    async def open_sequence(self, max_length: int) -> Sequence:
-        """An empty sequence with blocks for `max_length` tokens; waits its turn (first come, first served) for them.
+    async def open_sequence(self, max_length: int, tenant: str = "", priority: int = 0) -> Sequence:
+        """An empty sequence for `max_length` tokens; waits its turn (first come, first served) for blocks.
 
+        Computed blocks are shared within a tenant only. Of lower priority, then younger, sequences are preempted first;
+        a lower number goes first.
         Raises InvalidArgument when it could never fit, ResourceExhausted with a retry delay when the queue is full.
         """
-        sequence = await self._admission.open(max_length)
+        sequence = await self._admission.open(max_length, tenant, priority)
         with self._wake:
             self._num_sequences += 1
         return sequence
@@ -151,6 +147,8 @@ class Engine:
                 self._wake.notify()
                 return
         self._admission.release(sequence)
+        with self._wake:
+            self._wake.notify()
 
     async def run(self, program: Program[T]) -> T:
         """Runs a program on the engine's thread and gives what it returns; its exceptions are raised here.
@@ -158,7 +156,7 @@ class Engine:
         Cancelling closes the generator at the next boundary, never during a pass. Raises Internal when a pass failed
         or the program asked for something impossible, Aborted when its sequence was closed or the engine stopped.
         """
-        job = _Job(program, asyncio.get_running_loop())
+        job = Job(program, asyncio.get_running_loop())
         self._hand_over(functools.partial(self._start_job, job))
         try:
             return await job.future
@@ -176,15 +174,20 @@ class Engine:
                 num_model_calls=self._num_model_calls,
                 num_rows=self._num_rows,
                 num_padding_rows=self._num_padding_rows,
-                num_free_blocks=self._admission.num_free_blocks,
-                num_blocks=self._admission.num_blocks,
+                num_free_blocks=self._cache.num_free_blocks,
+                num_blocks=self._cache.num_blocks,
                 num_sequences=self._num_sequences,
                 num_waiting=self._admission.num_waiting,
+                num_cached_blocks=self._cache.num_cached_blocks,
+                num_cached_tokens=self._placement.num_cached_tokens,
+                num_copied_blocks=self._cache.num_copied_blocks,
+                num_preemptions=self._placement.num_preemptions,
+                num_idle_evictions=self._placement.num_idle_evictions,
             )
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Raises Internal unless exactly the blocks of `sequences` are taken."""
-        self._admission.check_integrity(sequences)
+        """Raises Internal unless exactly the blocks of `sequences` are taken, and all others are free or cached."""
+        self._cache.check_integrity(sequences)
 
     # The engine thread's side.
 
@@ -207,10 +210,14 @@ class Engine:
         """Sleeps until there is something to compute; False when the engine stops."""
         while not self._stopping:
             self._take_arrivals()
+            self._placement.place()
             if self._queue:
                 return True
             with self._wake:
-                self._wake.wait_for(lambda: self._arrivals or self._stopping)
+                if self._placement and not (self._arrivals or self._stopping):
+                    self._wake.wait(MAX_WAIT_FOR_BLOCKS_S)
+                else:
+                    self._wake.wait_for(lambda: self._arrivals or self._stopping)
         return False
 
     def _take_arrivals(self) -> None:
@@ -258,15 +265,16 @@ class Engine:
             self._num_padding_rows += num_computed - batch.num_rows
         return logits
 
-    def _hand_back(self, job: _Job[Any], num_rows: int, segment: Segment, logits: np.ndarray, batch_rows: int) -> None:
+    def _hand_back(self, job: Job[Any], num_rows: int, segment: Segment, logits: np.ndarray, batch_rows: int) -> None:
         """The chunk is in the cache; after a forward's last chunk its program goes on, maybe to its next forward."""
         assert job.forward is not None
-        sequence: Any = job.forward.sequence
+        sequence = job.sequence
         job.num_rows_done += num_rows
         if segment.num_logits:
             job.logits.append(logits)
         with self._wake:
-            sequence.token_ids.extend(segment.token_ids)
+            job.take_up(sequence.num_computed + num_rows)
+            self._cache.publish(sequence)
             if sequence.closed:
                 # _drop_closed is already on its way here; do not let the program see a forward it may not build on.
                 return
@@ -275,6 +283,8 @@ class Engine:
                     job.logits[-1] = logits.copy()  # the model may reuse its buffer in the next chunk
                 return
             sequence.pending = None
+            sequence.last_used_s = time.monotonic()
+        self._placement.leave(job)
         parts = job.logits
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else logits
         result = ForwardResult(
@@ -282,15 +292,16 @@ class Engine:
             queue_us=(job.started_ns - job.ready_ns) // 1000,
             compute_us=job.compute_ns // 1000,
             num_batch_rows=batch_rows,
+            num_cached_tokens=job.num_cached_tokens or 0,
         )
         job.forward = None
         self._advance(job, functools.partial(job.program.send, result))
 
-    def _start_job(self, job: _Job[Any]) -> None:
+    def _start_job(self, job: Job[Any]) -> None:
         self._jobs.add(job)
         self._advance(job, functools.partial(next, job.program))
 
-    def _advance(self, job: _Job[Any], resume: Callable[[], Forward]) -> None:
+    def _advance(self, job: Job[Any], resume: Callable[[], Forward]) -> None:
         """Lets the program run to its next yield, its return or its exception."""
         try:
             forward = resume()
@@ -301,7 +312,7 @@ class Engine:
         else:
             self._accept(job, forward)
 
-    def _accept(self, job: _Job[Any], forward: Forward) -> None:
+    def _accept(self, job: Job[Any], forward: Forward) -> None:
         error: Exception | None = _fault(forward, self.model.vocab_size)
         if error is None:
             sequence: Any = forward.sequence
@@ -316,9 +327,9 @@ class Engine:
             self._drop(job, error)
             return
         job.wants(forward)
-        self._queue.add(job)
+        self._placement.add(job)
 
-    def _drop(self, job: _Job[Any], error: Exception | None) -> None:
+    def _drop(self, job: Job[Any], error: Exception | None) -> None:
         """Closes the program at this boundary, and fails its awaiter with `error` unless that is gone (None)."""
         if job.finished:
             return
@@ -327,7 +338,8 @@ class Engine:
         except Exception:
             log.exception("a program failed while it was closed")
         if job.forward is not None:
-            sequence: Any = job.forward.sequence
+            sequence = job.sequence
+            self._placement.leave(job)
             with self._wake:
                 sequence.pending = None
                 is_closed = sequence.closed
@@ -339,7 +351,7 @@ class Engine:
         if sequence.pending is not None:
             self._drop(sequence.pending, Aborted("the sequence was closed"))
 
-    def _finish(self, job: _Job[Any], result: Any, error: BaseException | None) -> None:
+    def _finish(self, job: Job[Any], result: Any, error: BaseException | None) -> None:
         job.finished = True
         self._jobs.discard(job)
         post(job.loop, settle, job.future, result, error)

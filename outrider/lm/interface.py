@@ -55,25 +55,36 @@ class LanguageModel(Protocol):
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Called once, before the first forward."""
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copies a block's keys and values, for two sequences that go separate ways from here. Between forwards."""
+
     def forward(self, batch: PackedBatch) -> np.ndarray:
         """float32[num_logit_rows, vocab_size], in segment order. Writes the rows' keys and values to the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """logits: float32[num_logits, vocab_size], valid until the next yield. Times in microseconds."""
+    """logits: float32[num_logits, vocab_size], valid until the next yield. Times in microseconds.
+
+    num_cached_tokens: of the forward's tokens, those that had been computed before, for another sequence.
+    """
 
     logits: np.ndarray
     queue_us: int
     compute_us: int
     num_batch_rows: int
+    num_cached_tokens: int = 0
 
 
 class SequenceHandle(Protocol):
-    """Tokens in the cache, with blocks reserved for `max_length` of them."""
+    """Tokens of a stream that are computed and kept, `max_length` at most.
+
+    `committed_length`: that many leading tokens, cached or in the next forward, are final; see `kv_cache.Sequence`.
+    """
 
     token_ids: list[int]
     max_length: int
+    committed_length: int
 
     def truncate(self, length: int) -> None:
         """Forgets cached tokens from `length` on. Only between this sequence's forwards."""

@@ -1,12 +1,13 @@
-"""Which cache block belongs to whom. Holds numbers only; the keys and values live in the model.
+"""Free cache blocks, and what a sequence keeps of its own. Holds numbers only; keys and values live in the model.
 
-Blocks of a sequence are reserved for its whole life when it opens, so a running sequence can never be short of one, and
-truncation only forgets ids. Contiguous runs are preferred: attention may then read a view instead of a gathered copy.
+Contiguous runs are preferred: attention may then read a view instead of a gathered copy.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from outrider.errors import Internal
@@ -26,14 +27,19 @@ class BlockAllocator:
         """Whether `reserve(count)` would succeed now."""
         return count <= self.num_free
 
-    def reserve(self, count: int) -> list[int]:
-        """`count` free blocks, ascending: the tightest run that holds them all, else the longest runs first.
+    def reserve(self, count: int, after: int | None = None) -> list[int]:
+        """`count` free blocks, ascending: those right after block `after` if these are free, else the tightest run
+        that holds them all, else the longest runs first.
 
         Raises Internal when fewer are free; ask `can_reserve` first.
         """
         if count < 1 or not self.can_reserve(count):
             raise Internal(f"{count} cache blocks wanted, {self.num_free} are free")
         self.num_free -= count
+        if after is not None:
+            at = bisect.bisect_left(self._starts, after + 1)
+            if at < len(self._starts) and self._starts[at] == after + 1 and self._ends[at] - after > count:
+                return self._cut(at, count)
         lengths = [end - start for start, end in zip(self._starts, self._ends, strict=True)]
         fitting = [(length, index) for index, length in enumerate(lengths) if length >= count]
         if fitting:
@@ -60,7 +66,7 @@ class BlockAllocator:
             self._insert(start, end)
         self.num_free += len(blocks)
 
-    def check_integrity(self, reserved: list[list[int]]) -> None:
+    def check_integrity(self, reserved: Iterable[list[int]]) -> None:
         """Raises Internal unless every block is either free or in exactly one of `reserved`."""
         free = [block for s, e in zip(self._starts, self._ends, strict=True) for block in range(s, e)]
         held = [block for blocks in reserved for block in blocks]
@@ -91,36 +97,76 @@ class BlockAllocator:
 
 
 class Sequence:
-    """Tokens in the cache and the blocks that hold them. Made by `Engine.open_sequence`.
+    """A stream's tokens and the blocks that hold them. Made by `Engine.open_sequence`.
 
-    `token_ids` are the ids whose keys and values are in the cache; position i lies in block `blocks[i // block_size]`.
+    `token_ids` is what its programs appended. The keys and values of the first `num_computed` of them are in the cache,
+    position i in block `blocks[i // block_size]`; that is all of them, unless its blocks went to somebody else in the
+    meantime: the engine then computes them again before the sequence's next forward.
+
+    `committed_length` is set by the stream's programs: that many leading tokens, cached or about to be, are final, and
+    whole blocks of them may serve other sequences of the same tenant. 0, the default, shares nothing.
     """
 
-    __slots__ = ("blocks", "closed", "max_length", "opened_at", "pending", "token_ids")
+    __slots__ = (
+        "block_hashes", "block_size", "blocks", "closed", "committed_length", "last_used_s", "max_length",
+        "num_computed", "num_promised_blocks", "num_reserved", "opened_at", "pending", "priority", "root", "serial",
+        "token_ids",
+    )  # fmt: skip
 
-    def __init__(self, max_length: int, blocks: list[int], opened_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        max_length: int,
+        blocks: list[int] | None = None,
+        *,
+        block_size: int = 1,
+        root: bytes = b"",
+        priority: int = 0,
+        serial: int = 0,
+        opened_at: float = 0.0,
+    ) -> None:
         self.token_ids: list[int] = []
         self.max_length = max_length
-        self.blocks = blocks
+        self.committed_length = 0
+        self.blocks = blocks or []
+        self.num_computed = 0
+        self.num_reserved = 0
+        """Positions that its blocks must hold now; blocks beyond are spare."""
+        self.block_size = block_size
+        self.num_promised_blocks = math.ceil(max_length / block_size)
+        self.root = root
+        """What the hash of its first block is chained to: whoever has another one shares nothing with it."""
+        self.block_hashes: list[bytes] = []
+        """Of its leading computed blocks whose tokens are committed."""
+        self.priority = priority
+        self.serial = serial
         self.closed = False
         self.pending: Any = None
         """The engine's record of the forward that is to write to this sequence; None between forwards."""
         self.opened_at = opened_at
+        self.last_used_s = opened_at
 
     @property
     def length(self) -> int:
-        """Number of cached tokens."""
+        """Number of tokens."""
         return len(self.token_ids)
 
-    def truncate(self, length: int) -> None:
-        """Forgets cached tokens from `length` on; the blocks stay reserved.
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower goes first and keeps its blocks longer: by priority, then by age."""
+        return self.priority, self.serial
 
-        Raises Internal while a forward of this sequence is pending, or if fewer than `length` tokens are cached.
+    def truncate(self, length: int) -> None:
+        """Forgets tokens from `length` on; the blocks stay.
+
+        Raises Internal while a forward of this sequence is pending, or if there are fewer than `length` tokens.
         """
         if self.pending is not None:
             raise Internal("a sequence was truncated while its forward was pending")
         if not 0 <= length <= len(self.token_ids):
             raise Internal(f"cannot truncate {len(self.token_ids)} cached tokens to {length}")
+        self.committed_length = min(self.committed_length, length)
+        self.num_computed = min(self.num_computed, length)
+        del self.block_hashes[length // self.block_size :]
         del self.token_ids[length:]
 
 

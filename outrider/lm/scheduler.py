@@ -44,6 +44,14 @@ class StepQueue(Generic[J]):
         is_running = job.num_rows <= min(self.max_batch_tokens, max(MAX_CATCH_UP_ROWS, job.num_logits))
         (self._running if is_running else self._prefills).append(job)
 
+    def remove(self, job: J) -> bool:
+        """Takes a job out again; False when it is not here."""
+        for queue in (self._running, self._prefills):
+            if job in queue:
+                queue.remove(job)
+                return True
+        return False
+
     def pick(self) -> list[tuple[J, int]]:
         """(job, number of its next rows) for one step, at most `max_batch_tokens` rows together.
 

@@ -129,6 +129,11 @@ class ToyModel:
         self._cache = np.full(num_blocks * block_size, -1, np.int64)
         self._block_size = block_size
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """Its ids."""
+        size = self._block_size
+        self._cache[destination * size : (destination + 1) * size] = self._cache[source * size : (source + 1) * size]
+
     def forward(self, batch: PackedBatch) -> np.ndarray:
         """float32[num_logit_rows, vocab]; sleeps pass_ms + token_ms * rows."""
         logits = np.empty((batch.num_logit_rows, self.vocab_size), np.float32)

@@ -7,7 +7,9 @@ from outrider.lm.interface import Forward
 from outrider.lm.toy import ToyModel, parse_toy
 
 
-def toy_engine(text="toy:vocab=16,seed=3", *, num_blocks=64, block_size=4, max_batch_tokens=32, max_waiting_sessions=8):
+def toy_engine(
+    text="toy:vocab=16,seed=3", *, num_blocks=64, block_size=4, max_batch_tokens=32, max_waiting_sessions=8, **kwargs
+):
     """An engine over a toy, not started."""
     return Engine(
         ToyModel(parse_toy(text)),
@@ -15,6 +17,7 @@ def toy_engine(text="toy:vocab=16,seed=3", *, num_blocks=64, block_size=4, max_b
         block_size=block_size,
         max_batch_tokens=max_batch_tokens,
         max_waiting_sessions=max_waiting_sessions,
+        **kwargs,
     )
 
 
@@ -31,6 +34,8 @@ def started(engine):
 async def punch_holes(engine):
     """Leaves free runs of 3 blocks at most, so that longer sequences are fragmented; gives the sequences between."""
     sequences = [await engine.open_sequence(1) for _ in range(engine.stats().num_blocks)]
+    for sequence in sequences:
+        assert engine._cache.reserve(sequence, 1) == 0
     held = sequences[3::4]
     for sequence in sequences:
         if sequence not in held:

@@ -19,7 +19,7 @@ async def test_what_could_never_fit_is_refused_at_once():
         with pytest.raises(InvalidArgument, match=words):
             await engine.open_sequence(length)
     sequence = await engine.open_sequence(40)
-    assert len(sequence.blocks) == 10
+    assert sequence.num_promised_blocks == 10
 
 
 async def test_others_wait_in_order_and_get_blocks_as_these_come_free():
@@ -42,7 +42,7 @@ async def test_others_wait_in_order_and_get_blocks_as_these_come_free():
     assert engine.stats().num_waiting == 2
     engine.close_sequence(held[1])
     engine.close_sequence(await large)
-    assert len((await small).blocks) == 1
+    assert (await small).num_promised_blocks == 1
     assert order == ["large", "small"]
 
 

@@ -84,10 +84,10 @@ async def test_any_history_gives_the_logits_of_the_bare_prefix(seed):
     async def session(rng):
         nonlocal num_fragmented
         sequence = await engine.open_sequence(rng.randint(5, 30))
-        blocks = sequence.blocks
-        num_fragmented += blocks[-1] - blocks[0] != len(blocks) - 1
         try:
             await engine.run(history(sequence, rng))
+            blocks = sequence.blocks
+            num_fragmented += blocks[-1] - blocks[0] != len(blocks) - 1
             await engine.run(history(sequence, rng))
         finally:
             engine.close_sequence(sequence)

@@ -12,6 +12,7 @@ import outrider.lm  # noqa: F401  # before torch: it says how torch's threads wa
 torch = pytest.importorskip("torch")
 
 from lm_programs import punch_holes, started  # noqa: E402
+from shared_histories import KINDS, Histories  # noqa: E402
 from tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, stock_logits, tiny_pair  # noqa: E402
 
 from outrider.lm.adapter import TransformersModel  # noqa: E402
@@ -55,10 +56,10 @@ async def test_any_history_gives_the_logits_of_a_fresh_forward(family, seed):
     async def session(rng):
         nonlocal num_fragmented
         sequence = await engine.open_sequence(rng.randint(4, 70))
-        num_fragmented += sequence.blocks[-1] - sequence.blocks[0] != len(sequence.blocks) - 1
         try:
             for _ in range(2):
                 await engine.run(history(sequence, rng))
+            num_fragmented += sequence.blocks[-1] - sequence.blocks[0] != len(sequence.blocks) - 1
         finally:
             engine.close_sequence(sequence)
 
@@ -108,3 +109,27 @@ async def test_a_wrong_block_would_show():
     with started(engine):
         logits = await engine.run(program(await engine.open_sequence(12)))
     assert np.abs(logits[0] - stock_logits(stock, [*prompt, 6])[-1]).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("seed", range(scaled(10, at_least=2)))
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_shared_preempted_and_copied_blocks_give_the_logits_of_a_fresh_forward(family, seed):
+    model, stock = tiny_pair(family)
+    adapted = TransformersModel(model, vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH)
+    engine = Engine(
+        adapted,
+        num_blocks=40,
+        block_size=4,
+        max_batch_tokens=[24, 64][seed % 2],
+        max_waiting_sessions=99,
+        overcommit=3.0,
+        idle_grace_s=0.0,
+    )
+    seen = []
+    histories = Histories(engine, VOCAB_SIZE, lambda *row: seen.append(row), seed)
+    with started(engine):
+        await histories.run(num_workers=10, num_sessions=3)
+    assert not [kind for kind in KINDS if not histories.counts[kind]], histories.counts
+    for prefix, num_logits, logits in seen:
+        assert np.abs(logits - stock_logits(stock, prefix)[-num_logits:]).max() < TOLERANCE
+    assert len(seen) > 100

@@ -1,0 +1,79 @@
+"""A program on its way through the engine, and the forward it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Generic
+
+import numpy as np
+
+from outrider.lm.interface import Forward, Program, Segment, T
+from outrider.lm.kv_cache import Sequence
+
+
+class Job(Generic[T]):
+    """While it has a forward, its sequence is to hold `total` tokens: those it had, then the forward's own.
+
+    `num_rows` of these are left to compute when it enters the step queue, `num_rows_done` of them are computed.
+    """
+
+    __slots__ = (
+        "chain", "compute_ns", "finished", "forward", "future", "led_hashes", "logits", "loop", "num_before",
+        "num_cached_tokens", "num_logits", "num_rows", "num_rows_done", "program", "ready_ns", "sequence",
+        "started_ns", "total",
+    )  # fmt: skip
+
+    def __init__(self, program: Program[T], loop: asyncio.AbstractEventLoop) -> None:
+        self.program = program
+        self.loop = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.finished = False
+        self.forward: Forward | None = None
+        self.num_rows = self.num_rows_done = self.num_logits = 0
+
+    def wants(self, forward: Forward) -> None:
+        """The program asked for a forward."""
+        self.forward = forward
+        sequence = forward.sequence
+        assert isinstance(sequence, Sequence)
+        self.sequence = sequence
+        self.num_before = sequence.length
+        self.total = self.num_before + len(forward.token_ids)
+        self.num_logits = forward.num_logits
+        self.num_cached_tokens: int | None = None
+        self.chain: list[bytes] | None = None
+        self.led_hashes: list[bytes] = []
+        self.logits: list[np.ndarray] = []
+        self.ready_ns, self.started_ns, self.compute_ns = time.perf_counter_ns(), 0, 0
+
+    def begin(self) -> None:
+        """All that the sequence has not computed is to be computed now, maybe for the second time."""
+        self.num_rows, self.num_rows_done = self.total - self.sequence.num_computed, 0
+        self.logits = []
+
+    @property
+    def max_cached(self) -> int:
+        """Tokens that may come from other sequences: the rows whose logits are wanted are computed, or the last one."""
+        return self.total - max(1, self.num_logits)
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Ids at positions `start` to `end`."""
+        assert self.forward is not None
+        known = self.sequence.token_ids
+        rest = slice(max(start, len(known)) - self.num_before, max(0, end - self.num_before))
+        return [*known[start:end], *self.forward.token_ids[rest]]
+
+    def take_up(self, num_computed: int) -> None:
+        """The first `num_computed` tokens are in the cache."""
+        sequence = self.sequence
+        if num_computed > sequence.length:
+            sequence.token_ids.extend(self.tokens(sequence.length, num_computed))
+        sequence.num_computed = num_computed
+
+    def segment(self, num_rows: int) -> Segment:
+        """The next `num_rows` rows. Logits are those of the forward's last rows, in whichever chunk these fall."""
+        start = self.sequence.num_computed
+        end = start + num_rows
+        num_logits = max(0, end - max(start, self.total - self.num_logits))
+        return Segment(start, self.tokens(start, end), self.sequence.blocks, num_logits)

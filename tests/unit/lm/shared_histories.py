@@ -1,0 +1,80 @@
+"""Random histories of sequences that share texts, on an engine short of blocks; every kind of event is counted."""
+
+import asyncio
+import random
+from collections import Counter
+
+from outrider.lm.interface import Forward
+
+KINDS = (
+    "accepts", "rejections", "truncations", "prefix_hits", "copies", "preemptions", "idle_evictions", "evicted_blocks",
+)  # fmt: skip
+
+
+class Histories:
+    """Sequences follow one of a few texts, or leave it; drafts are accepted in part; logits are handed to `check`.
+
+    check(prefix, num_logits, logits): logits of the last rows after `prefix`.
+    """
+
+    def __init__(self, engine, vocab_size, check, seed):
+        self.engine, self.check, self.vocab_size = engine, check, vocab_size
+        self.counts = Counter()
+        self.rng = random.Random(seed)
+        self.texts = [self._draw(90) for _ in range(3)]
+
+    def _draw(self, count):
+        return [self.rng.randrange(self.vocab_size) for _ in range(count)]
+
+    async def run(self, num_workers, num_sessions):
+        """All workers at once, each one session after another."""
+        await asyncio.gather(
+            *(self._worker(random.Random(self.rng.random()), num_sessions) for _ in range(num_workers))
+        )
+        stats = self.engine.stats()
+        self.counts["prefix_hits"] = stats.num_cached_tokens
+        self.counts["copies"] = stats.num_copied_blocks
+        self.counts["preemptions"] = stats.num_preemptions
+        self.counts["idle_evictions"] = stats.num_idle_evictions
+        self.counts["evicted_blocks"] = self.engine._cache._pool.num_evictions
+        assert stats.num_free_blocks == stats.num_blocks
+        self.engine.check_integrity([])
+
+    async def _worker(self, rng, num_sessions):
+        for _ in range(num_sessions):
+            text = rng.choice(self.texts)
+            prompt = text[: rng.choice([4, 8, 12, 16, 24, rng.randint(1, 40)])]
+            max_length = len(prompt) + rng.randint(2, 40)
+            sequence = await self.engine.open_sequence(max_length, priority=rng.choice([0, 0, 1]))
+            committed = list(prompt)
+            try:
+                for _ in range(3):
+                    await self.engine.run(self._rounds(rng, sequence, text, committed))
+                    await asyncio.sleep(rng.choice([0, 0.001]))
+            finally:
+                self.engine.close_sequence(sequence)
+
+    def _rounds(self, rng, sequence, text, committed):
+        for _ in range(rng.randint(1, 4)):
+            room = sequence.max_length - len(committed)
+            if room < 1:
+                return
+            if sequence.length and rng.random() < 0.3:
+                self.counts["truncations"] += 1
+                sequence.truncate(rng.randint(max(0, sequence.length - 7), sequence.length - 1))
+            follows = text[: len(committed)] == committed
+            drafts = text[len(committed) :] if follows else []
+            drafts = [*drafts, *(rng.randrange(self.vocab_size) for _ in range(8))][: rng.randint(0, min(6, room - 1))]
+            rows = [*committed[sequence.length :], *drafts]
+            sequence.committed_length = len(committed)
+            result = yield Forward(sequence, rows, len(drafts) + 1)
+            assert sequence.token_ids == committed + drafts
+            self.check(committed + drafts, len(drafts) + 1, result.logits.copy())
+            num_accepted = rng.randint(0, len(drafts))
+            self.counts["accepts"] += num_accepted
+            self.counts["rejections"] += len(drafts) - num_accepted
+            committed += drafts[:num_accepted]
+            follows = follows and text[: len(committed)] == committed and rng.random() < 0.9
+            committed.append(text[len(committed)] if follows else rng.randrange(self.vocab_size))
+            sequence.truncate(min(sequence.length, len(committed) - 1))
+            sequence.committed_length = sequence.length
