@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ class Peer:
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._failure: OutriderError | None = None
         self._write_lock = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
         self._num_silent_ticks = 0
         self.num_outstanding = 0
         """Answers owed; maintained by the link that knows what answers what."""
@@ -84,7 +86,7 @@ class Peer:
         """Ends the stream; the worker frees its session. Waits for nothing, so that nothing can cut it short."""
         self._fail(self._gone("was closed here"))
         self._call.cancel()
-        for task in self._tasks:
+        for task in (*self._tasks, *self._writes):
             task.cancel()
 
     async def _read_all(self) -> None:
@@ -124,12 +126,15 @@ class Peer:
                 self._fail(self._gone(f"has been silent for {self._timeout_s:g} s"))
                 self._call.cancel()
             elif not self._write_lock.locked():
-                # a write that still waits for the transport is no reason to queue another
-                try:
-                    async with self._write_lock:
-                        await self._call.write(self._heartbeat)
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-                    return
+                # beside the clock, which goes on however long the transport takes; while a write waits, no other is due
+                writing = asyncio.create_task(self._write_heartbeat())
+                self._writes.add(writing)
+                writing.add_done_callback(self._writes.discard)
+
+    async def _write_heartbeat(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            async with self._write_lock:
+                await self._call.write(self._heartbeat)
 
     def _fail(self, error: OutriderError) -> None:
         if self._failure is None:

@@ -15,6 +15,8 @@ from outrider.serving.session_calls import SealedProposal
 
 MAX_REOPENINGS = 3
 """In a row, without a token between."""
+MAX_LOSSES = 8
+"""Of one stream in all: one that kills its workers, a token apart, must not go round for ever."""
 
 
 class TargetLost(Exception):
@@ -43,6 +45,7 @@ class TargetSide:
         self._pool = pool
         self._link: TargetLink | None = None
         self._failed: set[str] = set()
+        self._num_losses = 0
         self._epoch = 0
 
     async def open(self) -> Timed:
@@ -76,7 +79,10 @@ class TargetSide:
             if not isinstance(lost.error, Aborted):
                 # aborted is the session alone (its lease, a restart): the worker itself may take it again
                 self._failed.add(self._link.address)
+                self._num_losses += 1
             self.close(lost.error)
+            if self._num_losses > MAX_LOSSES:
+                break
             try:
                 return await self._open()
             except TargetLost as again:
@@ -110,9 +116,12 @@ class TargetSide:
             priority=request.priority,
         )
         try:
-            return await self._link.open(opening)
+            timed = await self._link.open(opening)
         except OutriderError as error:
             raise _lost_or(error) from None
+        # with a token between, a worker that failed once may have another try: it may be another process by now
+        self._failed.clear()
+        return timed
 
 
 def _lost_or(error: OutriderError) -> Exception:
