@@ -14,7 +14,9 @@ from typing import Any
 
 from coordinator.model import ServedModel
 from coordinator.prompt import prompt_ids
+from coordinator.text.bad_words import bad_word_ids
 from outrider.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from outrider.sampling.masks import BadWords, TokenSet, leaves_a_token
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
 from outrider.settings import CoordinatorSettings
@@ -88,6 +90,7 @@ def resolve(
     stop_strings = _resolve_stop_strings(request.stopping)
     ids = prompt_ids(request, model)
     stopping = _resolve_stopping(request.stopping, len(ids), model, settings)
+    _check_masks(sampling, stopping, model.description.vocab_size)
     prompt_hash = hash_ids(ids)
     resumed = _resolve_resume(request, prompt_hash, stopping, output["num_choices"], model)
     return ResolvedRequest(
@@ -143,6 +146,32 @@ def _resolve_sampling(request: Any, model: ServedModel, settings: CoordinatorSet
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         choice=_resume_choice(request),
         acceptance=_acceptance(request.speculation.acceptance, options.HasField("seed"), settings),
+        allowed_token_ids=_allowed_token_ids(options, model.description.vocab_size),
+        bad_words=BadWords(bad_word_ids(options.bad_words, model.codec)),
+    )
+
+
+def _allowed_token_ids(options: Any, vocab_size: int) -> TokenSet:
+    ids = options.allowed_token_ids.ids
+    if options.HasField("allowed_token_ids") and not ids:
+        raise InvalidArgument(
+            "sampling.allowed_token_ids is empty: give at least one id, or leave it unset to allow all",
+            field="sampling.allowed_token_ids",
+        )
+    _check_ids("sampling.allowed_token_ids", ids, vocab_size)
+    return TokenSet(sorted(set(ids)))
+
+
+def _check_masks(sampling: SamplingParams, stopping: StoppingParams, vocab_size: int) -> None:
+    if leaves_a_token(sampling, stopping, vocab_size):
+        return
+    field = "sampling.allowed_token_ids" if sampling.allowed_token_ids else "sampling.bad_words"
+    field = field if sampling.allowed_token_ids or sampling.bad_words else "stopping.min_tokens"
+    raise InvalidArgument(
+        f"{field}: at least one allowed id must be no bad word's last one and, with stopping.min_tokens, no stop id: "
+        "there must always be a next token",
+        field=field,
+        reason="NO_TOKEN_LEFT",
     )
 
 

@@ -46,6 +46,8 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
     # stopping
     max_tokens: int
     min_tokens: int
@@ -244,9 +246,13 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.Ge
         section = _SECTION_OF.get(name)
         if name == "acceptance":
             value = _acceptance(value)
-        if name == "stop" and isinstance(value, str):
+        if name in ("stop", "bad_words") and isinstance(value, str):
             value = [value]
-        target = getattr(request, section) if section else request
+        target: Any = getattr(request, section) if section else request
+        if name == "allowed_token_ids":
+            target.allowed_token_ids.SetInParent()
+            _assign(target.allowed_token_ids, "ids", value, path="sampling.allowed_token_ids")
+            continue
         _assign(target, name, value, path=f"{section}.{name}" if section else name)
     return request
 

@@ -1,6 +1,7 @@
 """Logits to the distribution that a token is drawn from: the one place where sampling parameters act.
 
-Order: logit bias, penalties (repetition, then frequency and presence), min_tokens, temperature, top-k, top-p, min-p.
+Order: logit bias, penalties (repetition, then frequency and presence), masks (allowed_token_ids, bad_words, min_tokens;
+see masks.py), temperature, top-k, top-p, min-p.
 "Likeliest" is by processed logit, and of equal ones the lower id counts as likelier; every filter keeps the likeliest:
 
 - top-k keeps exactly k tokens;
@@ -19,6 +20,7 @@ import numpy as np
 
 from outrider.errors import Internal
 from outrider.sampling.history import History
+from outrider.sampling.masks import apply_masks, needs_masks
 from outrider.sampling.noise import Noise
 from outrider.sampling.params import SamplingParams, StoppingParams
 
@@ -44,25 +46,25 @@ class Support(NamedTuple):
 def processed_logits(
     logits: np.ndarray, params: SamplingParams, stopping: StoppingParams, history: History
 ) -> np.ndarray:
-    """float32[V] after logit bias, penalties and the min_tokens mask. The input is never modified; it is returned
-    itself when nothing applies.
+    """float32[V] after logit bias, penalties and masks. The input is never modified; it is returned itself when nothing
+    applies.
 
     Raises Internal when the row holds NaN or +inf, before or after, or nothing but -inf.
     """
     logits = np.asarray(logits, dtype=np.float32)
     _check_row(logits, "the model's logits")
-    masks_stops = history.num_output_tokens < stopping.min_tokens and bool(stopping.stop_token_ids)
-    if not (params.logit_bias or params.needs_history or masks_stops):
+    masks = needs_masks(params, stopping, history)
+    if not (params.logit_bias or params.has_penalties or masks):
         return logits
     logits = logits.copy()
     if params.logit_bias:
         bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
         logits[bias_ids] += np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(bias_ids))
-    if params.needs_history:
+    if params.has_penalties:
         _apply_penalties(logits, params, history)
-    if masks_stops:
-        logits[list(stopping.stop_token_ids)] = -np.inf
-    _check_row(logits, "logits after logit_bias, penalties and min_tokens")
+    if masks:
+        apply_masks(logits, params, stopping, history)
+    _check_row(logits, "logits after logit_bias, penalties and masks")
     return logits
 
 

@@ -41,6 +41,15 @@ class History:
         """The output so far."""
         return tuple(self._output)
 
+    @property
+    def last_output_id(self) -> int | None:
+        """The newest output token; None before the first."""
+        return self._output[-1] if self._output else None
+
+    def output_ends_with(self, ids: list[int]) -> bool:
+        """Whether the last output tokens are `ids`, at least one. An output that is shorter does not."""
+        return self._output[-len(ids) :] == ids
+
     def push(self, token_id: int) -> None:
         """Appends an output token."""
         slot = self._slots.setdefault(token_id, len(self._slots))

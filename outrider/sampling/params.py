@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from outrider.sampling.masks import ALL_TOKENS, NO_BAD_WORDS, BadWords, TokenSet
+
 
 class AcceptanceRule(enum.IntEnum):
     """Numbers equal those of the wire's enum."""
@@ -34,7 +36,10 @@ class Finish(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Resolved sampling parameters; meanings and ranges as in `ResolvedSampling` of the wire."""
+    """Resolved sampling parameters; meanings and ranges as in `ResolvedSampling` of the wire.
+
+    `allowed_token_ids` may be given as any ids, empty for all; `bad_words` as sequences of ids.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -47,6 +52,14 @@ class SamplingParams:
     seed: int = 0
     choice: int = 0
     acceptance: AcceptanceRule = AcceptanceRule.BLOCK
+    allowed_token_ids: TokenSet = ALL_TOKENS
+    bad_words: BadWords = NO_BAD_WORDS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.allowed_token_ids, TokenSet):
+            object.__setattr__(self, "allowed_token_ids", TokenSet(sorted(set(self.allowed_token_ids))))
+        if not isinstance(self.bad_words, BadWords):
+            object.__setattr__(self, "bad_words", BadWords(map(tuple, self.bad_words)))
 
     @property
     def greedy(self) -> bool:
@@ -54,9 +67,14 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether earlier tokens shift logits."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
     def needs_history(self) -> bool:
         """Whether earlier tokens change the logits."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 from outrider.drafting.proposal import MAX_Q_ENTRIES
 from outrider.errors import InvalidArgument
+from outrider.sampling.masks import leaves_a_token
 from outrider.sampling.params import SamplingParams, StoppingParams
 from outrider.serving.messages import DraftOpening, Opening, TargetOpening
 
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
 MAX_TOP_LOGPROBS = 20
+MAX_BAD_WORDS = 512
 SESSION_ID_BYTES = 16
 
 
@@ -33,6 +35,11 @@ def check_opening(opening: Opening, *, vocab_size: int) -> None:
     check_ids("open.committed_ids", opening.committed_ids, vocab_size)
     _check_sampling(opening.sampling, vocab_size)
     _check_stopping(opening.stopping, vocab_size)
+    if not leaves_a_token(opening.sampling, opening.stopping, vocab_size):
+        raise refuse(
+            "sampling.allowed_token_ids",
+            "less the ends of bad_words and, with min_tokens, the stop ids leaves no token that may always come next",
+        )
     if len(opening.committed_ids) >= opening.stopping.max_tokens:
         raise refuse(
             "committed_ids",
@@ -98,6 +105,13 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for token_id, value in params.logit_bias.items():
         if not -100.0 <= value <= 100.0:
             raise refuse("sampling.logit_bias_values", f"shifts id {token_id} by {value}, must be in -100 to 100")
+    check_ids("open.sampling.allowed_token_ids", params.allowed_token_ids, vocab_size)
+    if len(params.bad_words) > MAX_BAD_WORDS:
+        raise refuse(
+            "sampling.bad_word_sizes", f"names {len(params.bad_words)} words, at most {MAX_BAD_WORDS} are taken"
+        )
+    for word in params.bad_words:
+        check_ids("open.sampling.bad_word_ids", word, vocab_size)
 
 
 def _check_stopping(stopping: StoppingParams, vocab_size: int) -> None:

@@ -7,6 +7,7 @@ Nothing is judged here beyond what a dataclass cannot hold: ranges are checked b
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, S
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
+from outrider.sampling.masks import BadWords, TokenSet
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving.messages import DraftOpening, Header, TargetOpening, TokenLogprobs, Verdict
 from outrider.v1 import common_pb2, draft_pb2, target_pb2, worker_pb2
@@ -48,6 +50,9 @@ def sampling_to_pb(params: SamplingParams) -> common_pb2.ResolvedSampling:
         seed=params.seed,
         choice=params.choice,
         acceptance=int(params.acceptance),  # type: ignore[arg-type]
+        allowed_token_ids=params.allowed_token_ids,
+        bad_word_sizes=[len(word) for word in params.bad_words],
+        bad_word_ids=[token_id for word in params.bad_words for token_id in word],
     )
 
 
@@ -80,7 +85,20 @@ def sampling_from_pb(message: common_pb2.ResolvedSampling, field: str = "open.sa
         seed=message.seed,
         choice=message.choice,
         acceptance=acceptance,
+        allowed_token_ids=TokenSet(sorted(set(message.allowed_token_ids))),
+        bad_words=_bad_words_from_pb(message, field),
     )
+
+
+def _bad_words_from_pb(message: common_pb2.ResolvedSampling, field: str) -> BadWords:
+    sizes, ids = message.bad_word_sizes, message.bad_word_ids
+    if sum(sizes) != len(ids) or 0 in sizes:
+        raise InvalidArgument(
+            f"{field}.bad_word_sizes must be positive and sum to the {len(ids)} bad_word_ids, not to {sum(sizes)}",
+            field=f"{field}.bad_word_sizes",
+        )
+    rest = iter(ids)
+    return BadWords(tuple(itertools.islice(rest, size)) for size in sizes)
 
 
 def stopping_to_pb(params: StoppingParams) -> common_pb2.ResolvedStopping:

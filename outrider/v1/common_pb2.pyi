@@ -41,7 +41,7 @@ TOKEN_ORIGIN_BONUS: TokenOrigin
 TOKEN_ORIGIN_PLAIN: TokenOrigin
 
 class ResolvedSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "seed", "choice", "acceptance")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "seed", "choice", "acceptance", "allowed_token_ids", "bad_word_sizes", "bad_word_ids")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,9 @@ class ResolvedSampling(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORD_SIZES_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORD_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -66,7 +69,10 @@ class ResolvedSampling(_message.Message):
     seed: int
     choice: int
     acceptance: AcceptanceRule
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceRule, str]] = ...) -> None: ...
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_word_sizes: _containers.RepeatedScalarFieldContainer[int]
+    bad_word_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceRule, str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_word_sizes: _Optional[_Iterable[int]] = ..., bad_word_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ResolvedStopping(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "stop_token_ids")

@@ -139,7 +139,8 @@ def test_every_option_reaches_its_field() -> None:
         "logprobs": True, "top_logprobs": 2, "skip_special_tokens": False, "n": 2, "regex": "a+",
         "num_speculative_tokens": 0, "max_speculative_tokens": 4, "drafter": "lookup",
         "acceptance": AcceptanceRule.TOKEN, "report_steps": True, "model": "m", "request_id": "r", "priority": -1,
-        "resume_token_ids": [1, 2], "resume_choice": 1, "prompt_hash": 2**64 - 1,
+        "resume_token_ids": [1, 2], "resume_choice": 1, "prompt_hash": 2**64 - 1, "allowed_token_ids": [4, 9],
+        "bad_words": ["c", "d"],
     }  # fmt: skip
     one_of = {"json_schema", "regex", "grammar"}
     assert values.keys() | one_of | {"timeout_s"} == GenerateOptions.__annotations__.keys()
@@ -154,10 +155,13 @@ def test_every_option_reaches_its_field() -> None:
     ]
     for name, value in values.items():
         (owner,) = (section for section in sections if name in section.DESCRIPTOR.fields_by_name)
-        held = getattr(owner, name)
+        held = owner.allowed_token_ids.ids if name == "allowed_token_ids" else getattr(owner, name)
         assert (dict(held) if name == "logit_bias" else list(held) if isinstance(value, list) else held) == value, name
     assert build_request("x", {"num_speculative_tokens": 0}).speculation.HasField("num_speculative_tokens")
     assert not build_request("x", {}).speculation.HasField("num_speculative_tokens")
+    assert build_request("x", {"allowed_token_ids": []}).sampling.HasField("allowed_token_ids")
+    assert not build_request("x", {}).sampling.HasField("allowed_token_ids")
+    assert list(build_request("x", {"bad_words": "word"}).sampling.bad_words) == ["word"]
 
 
 def test_prompts_of_all_three_kinds() -> None:

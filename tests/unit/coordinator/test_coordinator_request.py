@@ -69,6 +69,14 @@ def resumes_past_a_stop_token(message: pb.GenerateRequest) -> None:
     set_fields(resume_token_ids=[1, 3, 1])(message)
 
 
+def allowed(token_ids: list[int], **values: object) -> Callable[[pb.GenerateRequest], None]:
+    def change(message: pb.GenerateRequest) -> None:
+        message.sampling.allowed_token_ids.CopyFrom(pb.TokenIds(ids=token_ids))
+        set_fields("sampling", **values)(message)
+
+    return change
+
+
 BAD = "INVALID_ARGUMENT"
 REFUSED = [
     # change, status, field, what the message must name
@@ -99,6 +107,20 @@ REFUSED = [
     (set_fields("sampling", logit_bias={VOCAB: 1.0}), BAD, "sampling.logit_bias", f"below {VOCAB}"),
     (set_fields("sampling", logit_bias={3: 101.0}), BAD, r"sampling.logit_bias[3]", "from -100 to 100"),
     (set_fields("sampling", logit_bias={3: math.nan}), BAD, r"sampling.logit_bias[3]", "NaN.*from -100 to 100"),
+    (allowed([]), BAD, "sampling.allowed_token_ids", "empty.*at least one"),
+    (allowed([1, VOCAB]), BAD, "sampling.allowed_token_ids", f"id {VOCAB} at index 1.*below {VOCAB}"),
+    (set_fields("sampling", bad_words=["A"] * 257), BAD, "sampling.bad_words", "257 words.*at most 256"),
+    (set_fields("sampling", bad_words=["A", ""]), BAD, "sampling.bad_words[1]", "from 1 to 256"),
+    (set_fields("sampling", bad_words=["  "]), BAD, "sampling.bad_words[0]", "0 without leading space.*from 1"),
+    (set_fields("sampling", bad_words=["A" * 257]), BAD, "sampling.bad_words[0]", "257.*from 1 to 256"),
+    (set_fields("sampling", bad_words=["A€"]), BAD, "sampling.bad_words[0]", "'€'"),
+    (allowed([32], bad_words=["A"]), BAD, "sampling.allowed_token_ids", "at least one"),
+    (
+        set_fields("sampling", bad_words=[chr(33 + i) for i in range(VOCAB)]),
+        BAD,
+        "sampling.bad_words",
+        "always be a next token",
+    ),
     (set_fields("stopping", max_tokens=0), BAD, "stopping.max_tokens", "at least 1"),
     (set_fields("stopping", max_tokens=-5), BAD, "stopping.max_tokens", "-5.*at least 1"),
     (set_fields("stopping", max_tokens=98), BAD, "stopping.max_tokens", "98.*3 tokens leave 97.*100"),
@@ -171,6 +193,22 @@ def test_a_choice_of_several_is_resumed_by_its_number() -> None:
     with pytest.raises(OutriderError, match=r"output\.n to be 1") as refusal:
         resolve(message, MODEL, SETTINGS, request_id="r")
     assert refusal.value.field == "resume_choice"
+
+
+def test_stop_ids_alone_are_no_way_on_before_min_tokens() -> None:
+    message = request(allowed([7]))
+    assert resolve(message, MODEL, SETTINGS, request_id="r").sampling.allowed_token_ids == (7,)
+    message.stopping.min_tokens = 1
+    with pytest.raises(OutriderError, match="always be a next token") as refusal:
+        resolve(message, MODEL, SETTINGS, request_id="r")
+    assert refusal.value.field == "sampling.allowed_token_ids"
+
+
+def test_masks_are_resolved_to_ids() -> None:
+    """The toy's alphabet has no space, so a word has one spelling there."""
+    sampling = resolved(allowed([9, 3, 9], bad_words=["A", " AB", "AB"])).sampling
+    assert sampling.allowed_token_ids == (3, 9)
+    assert sampling.bad_words == ((32,), (32, 33))
 
 
 @pytest.mark.parametrize("bad", ["a b", "ä", "x" * 129, "a\nb"])

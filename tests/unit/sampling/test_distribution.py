@@ -202,7 +202,7 @@ def test_bad_rows_are_refused_by_name(row, says, params) -> None:
 
 def test_nothing_left_after_the_mask_is_refused() -> None:
     stopping = StoppingParams(max_tokens=9, min_tokens=1, stop_token_ids=frozenset({0, 1}))
-    with pytest.raises(Internal, match="after logit_bias, penalties and min_tokens"):
+    with pytest.raises(Internal, match="after logit_bias, penalties and masks"):
         distribution(np.zeros(2, dtype=np.float32), SamplingParams(), stopping, EMPTY)
 
 

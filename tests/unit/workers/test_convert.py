@@ -13,7 +13,8 @@ from outrider.serving import convert
 from outrider.serving.messages import DraftOpening, Header, TargetOpening, TokenLogprobs, Verdict
 from outrider.v1 import common_pb2, draft_pb2, target_pb2
 
-SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 1.1, 0.5, -0.5, {3: 1.5, 9: -2.0}, 2**63 + 1, 2, AcceptanceRule.TOKEN)
+SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 1.1, 0.5, -0.5, {3: 1.5, 9: -2.0}, 2**63 + 1, 2, AcceptanceRule.TOKEN,
+                          (9, 1, 5), ((1,), (2, 3, 2)))  # fmt: skip
 STOPPING = StoppingParams(20, 3, frozenset({7, 8}))
 
 
@@ -126,6 +127,14 @@ def test_what_nothing_implements_is_refused_by_name():
         (common_pb2.ResolvedSampling(logit_bias_ids=[1]), "open.sampling.logit_bias_values"),
         (common_pb2.ResolvedSampling(logit_bias_ids=[1, 1], logit_bias_values=[1, 2]), "open.sampling.logit_bias_ids"),
         (common_pb2.ResolvedSampling(), "open.sampling.acceptance"),
+        (
+            common_pb2.ResolvedSampling(acceptance=1, bad_word_sizes=[1, 2], bad_word_ids=[4, 5]),
+            "open.sampling.bad_word_sizes",
+        ),
+        (
+            common_pb2.ResolvedSampling(acceptance=1, bad_word_sizes=[0, 2], bad_word_ids=[4, 5]),
+            "open.sampling.bad_word_sizes",
+        ),
     ],
 )
 def test_sampling_that_no_dataclass_holds(message, field):

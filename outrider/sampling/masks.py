@@ -1,0 +1,107 @@
+"""Tokens that may not come next: everything outside `allowed_token_ids`, the ends of `bad_words`, stop ids before
+`min_tokens`. Masked logits are -inf, so a masked token has probability 0 under every rule, on draft and target alike.
+
+A bad word is a sequence of ids, as vLLM defines it: its last id is masked where the output ends with the ids before it.
+Only the output is looked at, drafts before the position included; the prompt may hold what it likes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.sampling.history import History
+
+if TYPE_CHECKING:
+    from outrider.sampling.params import SamplingParams, StoppingParams
+
+
+class TokenSet(tuple[int, ...]):
+    """Ids, ascending and unique; empty stands for the whole vocabulary."""
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """int64[n]."""
+        return np.array(self, dtype=np.int64)
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """For questions about one id."""
+        return frozenset(self)
+
+
+class BadWords(tuple[tuple[int, ...], ...]):
+    """Sequences of ids, none of them empty."""
+
+    @cached_property
+    def always_banned(self) -> list[int]:
+        """Words of one id: banned everywhere."""
+        return sorted({word[0] for word in self if len(word) == 1})
+
+    @cached_property
+    def _by_last_but_one(self) -> dict[int, list[tuple[list[int], int]]]:
+        """(ids before the last, last id) of the longer words, by the id that the output must end with."""
+        words = defaultdict(list)
+        for word in self:
+            if len(word) > 1:
+                words[word[-2]].append((list(word[:-1]), word[-1]))
+        return dict(words)
+
+    def banned_after(self, history: History) -> list[int]:
+        """Ids that would complete a word."""
+        last = history.last_output_id
+        if last is None or last not in self._by_last_but_one:
+            return self.always_banned
+        completed = [end for before, end in self._by_last_but_one[last] if history.output_ends_with(before)]
+        return self.always_banned + completed
+
+
+ALL_TOKENS = TokenSet()
+NO_BAD_WORDS = BadWords()
+
+
+def needs_masks(params: SamplingParams, stopping: StoppingParams, history: History) -> bool:
+    """Whether `apply_masks` could change anything."""
+    return bool(params.allowed_token_ids or params.bad_words) or _masks_stops(stopping, history)
+
+
+def apply_masks(logits: np.ndarray, params: SamplingParams, stopping: StoppingParams, history: History) -> None:
+    """Sets masked entries of float32[V] to -inf, in place."""
+    if params.allowed_token_ids:
+        allowed = params.allowed_token_ids.array
+        kept = logits[allowed]
+        logits.fill(-np.inf)
+        logits[allowed] = kept
+    if params.bad_words:
+        logits[params.bad_words.banned_after(history)] = -np.inf
+    if _masks_stops(stopping, history):
+        logits[list(stopping.stop_token_ids)] = -np.inf
+
+
+def is_masked(token_id: int, params: SamplingParams, stopping: StoppingParams, history: History) -> bool:
+    """Whether this id may not come next."""
+    if params.allowed_token_ids and token_id not in params.allowed_token_ids.ids:
+        return True
+    if params.bad_words and token_id in params.bad_words.banned_after(history):
+        return True
+    return _masks_stops(stopping, history) and token_id in stopping.stop_token_ids
+
+
+def leaves_a_token(params: SamplingParams, stopping: StoppingParams, vocab_size: int) -> bool:
+    """Whether some id is never masked, whatever the output: else a stream, or a draft of one, could have nowhere to go.
+
+    Stricter than need be for bad words that never come true together, so that the answer depends on the request alone.
+    """
+    maskable = {word[-1] for word in params.bad_words}
+    if stopping.min_tokens:
+        maskable |= stopping.stop_token_ids
+    if params.allowed_token_ids:
+        return any(token_id not in maskable for token_id in params.allowed_token_ids)
+    return len(maskable) < vocab_size
+
+
+def _masks_stops(stopping: StoppingParams, history: History) -> bool:
+    return history.num_output_tokens < stopping.min_tokens and bool(stopping.stop_token_ids)
