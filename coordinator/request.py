@@ -16,7 +16,8 @@ from coordinator.model import ServedModel
 from coordinator.prompt import prompt_ids
 from coordinator.text.bad_words import bad_word_ids
 from outrider.errors import FailedPrecondition, InvalidArgument, Unimplemented
-from outrider.sampling.masks import BadWords, TokenSet, leaves_a_token
+from outrider.sampling.history import History
+from outrider.sampling.masks import BadWords, TokenSet, is_masked, leaves_a_token
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
 from outrider.settings import CoordinatorSettings
@@ -92,7 +93,7 @@ def resolve(
     stopping = _resolve_stopping(request.stopping, len(ids), model, settings)
     _check_masks(sampling, stopping, model.description.vocab_size)
     prompt_hash = hash_ids(ids)
-    resumed = _resolve_resume(request, prompt_hash, stopping, output["num_choices"], model)
+    resumed = _resolve_resume(request, prompt_hash, sampling, stopping, output["num_choices"], model)
     return ResolvedRequest(
         request_id=request_id,
         model=model.name,
@@ -158,7 +159,7 @@ def _allowed_token_ids(options: Any, vocab_size: int) -> TokenSet:
             "sampling.allowed_token_ids is empty: give at least one id, or leave it unset to allow all",
             field="sampling.allowed_token_ids",
         )
-    _check_ids("sampling.allowed_token_ids", ids, vocab_size)
+    check_ids("sampling.allowed_token_ids", ids, vocab_size)
     return TokenSet(sorted(set(ids)))
 
 
@@ -166,7 +167,6 @@ def _check_masks(sampling: SamplingParams, stopping: StoppingParams, vocab_size:
     if leaves_a_token(sampling, stopping, vocab_size):
         return
     field = "sampling.allowed_token_ids" if sampling.allowed_token_ids else "sampling.bad_words"
-    field = field if sampling.allowed_token_ids or sampling.bad_words else "stopping.min_tokens"
     raise InvalidArgument(
         f"{field}: at least one allowed id must be no bad word's last one and, with stopping.min_tokens, no stop id: "
         "there must always be a next token",
@@ -291,7 +291,12 @@ def _resolve_speculation(options: Any, model: ServedModel, settings: Coordinator
 
 
 def _resolve_resume(
-    request: Any, prompt_hash: int, stopping: StoppingParams, num_choices: int, model: ServedModel
+    request: Any,
+    prompt_hash: int,
+    sampling: SamplingParams,
+    stopping: StoppingParams,
+    num_choices: int,
+    model: ServedModel,
 ) -> tuple[int, ...]:
     num_resumed = len(request.resume_token_ids)
     if request.HasField("prompt_hash") and request.prompt_hash != prompt_hash:
@@ -308,14 +313,21 @@ def _resolve_resume(
         _refuse("resume_token_ids", f"{num_resumed} ids", limit)
     resumed = tuple(request.resume_token_ids)
     check_ids("resume_token_ids", resumed, model.description.vocab_size)
-    for index, token_id in enumerate(resumed[: stopping.min_tokens]):
-        if token_id in stopping.stop_token_ids:
+    history = History(())
+    for index, token_id in enumerate(resumed):
+        if is_masked(token_id, sampling, stopping, history):
+            stops_too_soon = index < stopping.min_tokens and token_id in stopping.stop_token_ids
+            forbids = (
+                f"a stop token, which stopping.min_tokens, {stopping.min_tokens}, forbids there"
+                if stops_too_soon
+                else "forbidden there by sampling.allowed_token_ids or sampling.bad_words"
+            )
             raise InvalidArgument(
-                f"resume_token_ids: id {token_id} at index {index} is a stop token, which stopping.min_tokens, "
-                f"{stopping.min_tokens}, forbids there: resume with the very same options",
+                f"resume_token_ids: id {token_id} at index {index} is {forbids}: resume with the very same options",
                 field="resume_token_ids",
                 reason="RESUMED_IMPOSSIBLE",
             )
+        history.push(token_id)
     return resumed
 
 

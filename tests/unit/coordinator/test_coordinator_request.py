@@ -204,6 +204,15 @@ def test_stop_ids_alone_are_no_way_on_before_min_tokens() -> None:
     assert refusal.value.field == "sampling.allowed_token_ids"
 
 
+@pytest.mark.parametrize(("masks", "resumed"), [(allowed([1, 2]), [1, 5]), (allowed([1, 2], bad_words=['"#']), [1, 2])])
+def test_ids_that_the_masks_rule_out_cannot_be_resumed(masks: Callable[..., None], resumed: list[int]) -> None:
+    message = request(masks)
+    message.resume_token_ids.extend(resumed)
+    with pytest.raises(OutriderError, match=r"id . at index 1 is forbidden there") as refusal:
+        resolve(message, MODEL, SETTINGS, request_id="r")
+    assert refusal.value.reason == "RESUMED_IMPOSSIBLE"
+
+
 def test_masks_are_resolved_to_ids() -> None:
     """The toy's alphabet has no space, so a word has one spelling there."""
     sampling = resolved(allowed([9, 3, 9], bad_words=["A", " AB", "AB"])).sampling
