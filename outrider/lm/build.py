@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import psutil
 
 from outrider.errors import InvalidArgument
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
 from outrider.lm.toy import ToyModel
-from outrider.settings import WorkerSettings
+from outrider.settings import DraftWorkerSettings, WorkerSettings
 
 MAX_DEFAULT_CACHE_BYTES = 4 << 30
 TOY_CACHE_TOKENS = 1 << 20
@@ -24,7 +26,15 @@ def build_engine(loaded: LoadedModel, settings: WorkerSettings) -> Engine:
         max_batch_tokens=settings.max_batch_tokens,
         max_waiting_sessions=settings.max_waiting_sessions,
         cache_namespace=_cache_namespace(loaded),
+        **_sharing(settings),
     )
+
+
+def _sharing(settings: WorkerSettings) -> dict[str, float]:
+    """A draft worker lets every session in: a lost cache there costs time, a session that waits drafts nothing."""
+    if isinstance(settings, DraftWorkerSettings):
+        return {"overcommit": math.inf, "idle_grace_s": 0.0}
+    return {}
 
 
 def _cache_namespace(loaded: LoadedModel) -> str:

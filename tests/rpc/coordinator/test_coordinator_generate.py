@@ -68,6 +68,16 @@ async def test_text_is_the_same_for_any_number_of_drafts(client: Client) -> None
             assert drafted > 0
 
 
+async def test_usage_tells_what_was_not_computed_again(client: Client) -> None:
+    prompt = [i % 48 for i in range(100)]
+    first = await client.complete(prompt, max_tokens=30, temperature=0.0)
+    again = await client.complete(prompt, max_tokens=30, temperature=0.0)
+    assert (first.usage.cached_tokens, again.usage.cached_tokens) == (0, 96)
+    assert first.token_ids == again.token_ids
+    chat = await client.complete([*prompt, *first.token_ids, 1, 2], max_tokens=5, temperature=0.0)
+    assert chat.usage.cached_tokens == 128
+
+
 @pytest.mark.parametrize("drafter", ["model", "lookup", "auto"])
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 async def test_every_rule_and_drafter_accounts_for_every_token(client: Client, rule: str, drafter: str) -> None:

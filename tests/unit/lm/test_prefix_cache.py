@@ -8,7 +8,10 @@ from conftest import scaled
 from lm_programs import started, toy_engine
 from shared_histories import KINDS, Histories
 
+from draft_worker.session import DraftSession
 from outrider.lm.interface import Forward
+from outrider.sampling.params import SamplingParams, StoppingParams
+from outrider.serving.messages import DraftOpening
 
 BLOCK = 4
 PROMPT = [(5 * i + i // 3) % 16 for i in range(30)]
@@ -154,4 +157,32 @@ async def test_the_block_unused_for_longest_is_given_up_first():
         engine.close_sequence(sequence)
         assert (await prefill(engine, a, max_length=24))[0] == 20
         assert (await prefill(engine, b, max_length=24))[0] == 0
+        engine.check_integrity([])
+
+
+async def test_a_reopened_draft_session_is_not_computed_twice_and_drafts_the_same():
+    """Rejected drafts of the first session are not found by the second."""
+    opening = {"prompt_ids": PROMPT, "sampling": SamplingParams(seed=3), "stopping": StoppingParams(max_tokens=40)}
+    with started(engine_of(num_blocks=100)) as engine:
+        committed_ids, proposals = [], []
+        for epoch in (1, 2):
+            session = DraftSession(
+                DraftOpening(epoch=epoch, committed_ids=committed_ids, **opening), vocab_size=16, context_length=4096
+            )
+            session.sequence = await engine.open_sequence(session.reserved_length, tenant=session.tenant)
+            cached_before = engine.stats().num_cached_tokens
+            await engine.run(session.prefill())
+            num_cached = engine.stats().num_cached_tokens - cached_before
+            if epoch == 1:
+                assert num_cached == 0
+                for _ in range(3):
+                    proposal = await engine.run(session.advance(session.log.header, (), 4))
+                    session.log.append(proposal.token_ids[0])
+                committed_ids = session.log.ids[30:]
+            else:
+                assert num_cached == 31  # all 32 before the last committed one but the one that is always computed
+            proposals.append(await engine.run(session.advance(session.log.header, (), 4)))
+            engine.close_sequence(session.sequence)
+        assert len(proposals[0].token_ids) == 4
+        assert proposals[0].token_ids == proposals[1].token_ids
         engine.check_integrity([])
