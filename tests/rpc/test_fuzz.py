@@ -250,6 +250,8 @@ async def test_generate() -> None:
                 assert same.token_ids == expected.token_ids
                 statuses.update(ended)
             assert {"OK", "INVALID_ARGUMENT"} <= statuses.keys(), statuses
+            info = await client.server_info()
+            assert (info.num_requests_running, info.num_requests_waiting) == (0, 0)
         for worker in (*stack.draft, *stack.target):
             async with open_channel(worker.address) as channel:
                 await Caller(worker, channel).wait_idle()

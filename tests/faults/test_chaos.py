@@ -1,0 +1,187 @@
+"""Real processes frozen, thawed, killed and started again at random moments while streams run.
+
+Every stream gives its undisturbed text (greedy, COUPLED), or an UNAVAILABLE with a retry delay when no target answers.
+Nothing hangs, and no text ends early.
+"""
+
+import asyncio
+import os
+import random
+import signal
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from conftest import scaled
+
+import outrider
+from outrider.cli.flags import to_flags
+from outrider.cli.process import Child
+from outrider.errors import OutriderError
+
+TARGET = "toy:vocab=24,seed=5,pass_ms=3,blocks=600"
+DRAFT = "toy:vocab=24,seed=5,agreement=0.9,pass_ms=1,blocks=600"
+COMMON = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 1.0, "heartbeat_ms": 100}
+PEER_TIMEOUT_S = 1.0
+PATIENCE_S = 60.0
+REQUESTS = [
+    {"temperature": 0.0, "num_speculative_tokens": 3, "drafter": "model"},
+    {"temperature": 1.0, "seed": 9, "num_speculative_tokens": 4, "drafter": "model"},
+    {"temperature": 1.0, "seed": 4},
+    {"temperature": 0.0, "num_speculative_tokens": 0},
+]
+LENGTH = 150
+
+
+@asynccontextmanager
+async def services():
+    """Two targets, a draft worker and a coordinator; ({name: Child}, restart(name), the coordinator's address)."""
+    children, flags = {}, {}
+
+    async def start(name, role, values):
+        flags[name] = (role, values)
+        children[name] = await Child.start(role, to_flags({**COMMON, **values}))
+        return await children[name].wait_ready(60)
+
+    async def restart(name):
+        role, values = flags[name]
+        port = int(children[name].address.rpartition(":")[2])
+        await children[name].stop(0.1)
+        await start(name, role, {**values, "port": port})
+
+    async with AsyncExitStack() as cleanup:
+
+        async def stop_all():
+            for child in children.values():
+                child.kill()
+                await child.stop(0.1)
+
+        cleanup.push_async_callback(stop_all)
+        targets = await asyncio.gather(
+            start("target-0", "target-worker", {"model": TARGET}), start("target-1", "target-worker", {"model": TARGET})
+        )
+        draft = await start("draft", "draft-worker", {"model": DRAFT})
+        workers = {"target_workers": ",".join(targets), "draft_workers": draft, "peer_timeout_s": PEER_TIMEOUT_S}
+        address = await start("coordinator", "coordinator", workers)
+        yield children, restart, address
+
+
+async def text_of(client, prompt, options):
+    """Ids of a stream that ended with `complete`; the error of one that failed."""
+    ids, completed = [], False
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            async for event in client.generate(prompt, max_tokens=LENGTH, **options):
+                if isinstance(event, outrider.Chunk):
+                    ids += event.token_ids
+                completed |= isinstance(event, outrider.Complete)
+    except OutriderError as error:
+        return ids, error
+    assert completed
+    return ids, None
+
+
+async def healthy(client):
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            workers = (await client.server_info()).workers
+            if len(workers) == 3 and all(w.healthy for w in workers):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def no_sessions(client):
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            workers = (await client.server_info()).workers
+            held = [w for w in workers if w.num_sessions or w.capacity.num_sessions]
+            held += [w for w in workers if w.capacity.num_free_blocks != w.capacity.num_blocks]
+            if not held:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def disturb(rng, children, restart):
+    """One fault, and its end."""
+    kind = rng.choice(("freeze_target", "freeze_draft", "freeze_both_targets", "freeze_coordinator", "kill_target",
+                       "kill_draft", "freeze_long"))  # fmt: skip
+    await asyncio.sleep(rng.random() * 0.3)
+    names = {
+        "freeze_target": [rng.choice(("target-0", "target-1"))],
+        "freeze_long": [rng.choice(("target-0", "target-1", "draft"))],
+        "freeze_draft": ["draft"],
+        "freeze_both_targets": ["target-0", "target-1"],
+        "freeze_coordinator": ["coordinator"],
+        "kill_target": [rng.choice(("target-0", "target-1"))],
+        "kill_draft": ["draft"],
+    }[kind]
+    if kind.startswith("kill"):
+        os.kill(children[names[0]].pid, signal.SIGKILL)
+        await asyncio.sleep(rng.random() * 0.3)
+        await restart(names[0])
+        return kind
+    for name in names:
+        os.kill(children[name].pid, signal.SIGSTOP)
+    await asyncio.sleep(3 * PEER_TIMEOUT_S if kind != "freeze_coordinator" and rng.random() < 0.5 else rng.random())
+    for name in names:
+        os.kill(children[name].pid, signal.SIGCONT)
+    return kind
+
+
+async def undisturbed(client):
+    """Prompts and their texts."""
+    prompts = [[i, i + 1] for i in range(len(REQUESTS))]
+    texts, num_drafted = [], 0
+    for prompt, options in zip(prompts, REQUESTS, strict=True):
+        answer = await client.complete(prompt, max_tokens=LENGTH, **options)
+        texts.append(list(answer.token_ids))
+        num_drafted += answer.speculation.num_draft_tokens
+    assert num_drafted > 0, "INCONCLUSIVE"
+    return prompts, texts
+
+
+async def kill_the_coordinator(client, children, restart):
+    """Every client is told; the workers free what they held for it; the next coordinator serves."""
+    begun = asyncio.Event()
+
+    async def stream(options):
+        async for event in client.generate([1, 2], max_tokens=2000, **options):
+            if isinstance(event, outrider.Chunk):
+                begun.set()
+            assert not isinstance(event, outrider.Complete), "INCONCLUSIVE: the text ended before the kill"
+
+    running = [asyncio.create_task(stream(options)) for options in REQUESTS]
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    os.kill(children["coordinator"].pid, signal.SIGKILL)
+    for task in running:
+        with pytest.raises(OutriderError) as failure:
+            await asyncio.wait_for(task, PATIENCE_S)
+        assert failure.value.status == "UNAVAILABLE"
+    await restart("coordinator")
+    await healthy(client)
+    await no_sessions(client)
+    answer = await client.complete([1, 2], max_tokens=40, num_speculative_tokens=3)
+    assert answer.speculation.num_draft_tokens > 0
+
+
+@pytest.mark.slow
+async def test_streams_survive_or_fail_honestly():
+    rng = random.Random(2)
+    num_whole = 0
+    async with services() as (children, restart, address), outrider.Client(address) as client:
+        await healthy(client)
+        prompts, texts = await undisturbed(client)
+        for round_number in range(scaled(20, at_least=2)):
+            running = [asyncio.create_task(text_of(client, p, o)) for p, o in zip(prompts, REQUESTS, strict=True)]
+            where = f"round {round_number}, {await disturb(rng, children, restart)}"
+            for task, whole in zip(running, texts, strict=True):
+                ids, error = await task
+                if error is None:
+                    assert ids == whole, where
+                    num_whole += 1
+                else:
+                    assert ids == whole[: len(ids)], where
+                    assert error.status == "UNAVAILABLE", f"{where}: {error.status} {error}"
+            await healthy(client)
+        assert num_whole > 0
+        await no_sessions(client)
+        await kill_the_coordinator(client, children, restart)
