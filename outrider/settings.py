@@ -74,6 +74,10 @@ class WorkerSettings(ServerSettings):
     model_name: str = Field("", description="Name that clients use; empty: derived from `model`.")
     revision: str = Field("", description="Hub revision; empty: the default one.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Number type of the weights.")
+    numerics: Literal["fast", "exact"] = Field(
+        "fast",
+        description="exact: text does not depend on drafts or neighbours to the bit; proved at load, or refused.",
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto.")
     num_threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores.")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per cache block.")

@@ -16,8 +16,12 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from outrider.errors import InvalidArgument
 from outrider.lm.attention import AttentionPlan, KVCache, paged_attention
-from outrider.lm.batch import flatten
+from outrider.lm.batch import flatten, split
+from outrider.lm.cpu_linear import fix_orders
+from outrider.lm.exact_attention import TILE, ExactPlan
 from outrider.lm.interface import PackedBatch
+from outrider.lm.rotary import use_rotary_table
+from outrider.lm.row_counts import pieces
 
 ATTENTION_NAME = "outrider_paged"
 PLAN = "outrider_plan"
@@ -40,21 +44,29 @@ _HARMLESS = {
 class TransformersModel:
     """A `LanguageModel` over a transformers causal LM. Raises InvalidArgument, naming why, if it cannot serve.
 
-    vocab_size: real ids; logits beyond them are cut off. context_length: longest sequence.
+    vocab_size: real ids; logits beyond them are cut off. context_length: longest sequence. exact: a row's logits are
+    the same to the bit whatever else is in its pass and however its context was computed; `numerics.prove` tells
+    whether that holds here.
     """
 
-    def __init__(self, model: PreTrainedModel, *, vocab_size: int, context_length: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int, context_length: int, exact: bool = False) -> None:
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.num_rows_computed = 0
         self.device = model.device
         self._dtype = model.dtype
+        self._exact = exact
+        self._num_threads = torch.get_num_threads()
         self._model = model.eval()
         self._block_size = 1
         self._cache = KVCache([], 0, self._dtype, self.device)
         _check_config(model)
         model.set_attn_implementation(ATTENTION_NAME)
         self._head_shapes = self._probe()
+        use_rotary_table(model)
+        if exact:
+            _check_exact(model)
+            fix_orders(model)
 
     def bytes_per_block(self, block_size: int) -> int:
         """Keys and values of all layers."""
@@ -63,7 +75,9 @@ class TransformersModel:
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Takes the memory at once."""
         self._block_size = block_size
-        self._cache = KVCache(self._head_shapes, num_blocks * block_size, self._dtype, self.device)
+        # Exact attention reads beyond a context, at most one tile, and gives what it finds there no weight.
+        num_slots = num_blocks * block_size + (TILE if self._exact else 0)
+        self._cache = KVCache(self._head_shapes, num_slots, self._dtype, self.device, zeroed=self._exact)
 
     @torch.inference_mode()
     def copy_block(self, source: int, destination: int) -> None:
@@ -79,9 +93,19 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch) -> np.ndarray:
-        """float32[num_logit_rows, vocab_size]: one call of the transformers model over exactly the batch's rows."""
+        """float32[num_logit_rows, vocab_size]: one call of the transformers model over exactly the batch's rows.
+
+        Under exact numerics several calls where one would have a row count that was not proved.
+        """
+        torch.set_num_threads(self._num_threads)  # This thread may be younger than the setting.
+        if not self._exact:
+            return self._forward(batch)
+        parts = [self._forward(part) for part in split(batch, pieces(batch.num_rows))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _forward(self, batch: PackedBatch) -> np.ndarray:
         flat = flatten(batch, self._block_size)
-        plan = AttentionPlan(flat, self._cache, self.device)
+        plan = (ExactPlan if self._exact else AttentionPlan)(flat, self._cache, self.device)
         logits = self._call(flat.token_ids, flat.positions, flat.logit_rows, plan)
         return logits[0, :, : self.vocab_size].float().cpu().numpy()
 
@@ -158,6 +182,15 @@ def _check_config(model: PreTrainedModel) -> None:
     if ropes & _BATCH_DEPENDENT_ROPE:
         # Its angles follow the longest sequence of a pass, so one stream would change another's text.
         raise _refusal(model, f"its rotary embedding is of type {', '.join(sorted(ropes & _BATCH_DEPENDENT_ROPE))}")
+
+
+def _check_exact(model: PreTrainedModel) -> None:
+    """Experts take the rows that choose them, so the shape of their problem follows the company: no proof covers it."""
+    if any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules()):
+        raise InvalidArgument(
+            f"numerics=exact is not for mixtures of experts such as {type(model).__name__}: use numerics=fast",
+            field="numerics",
+        )
 
 
 def _check_call(module: torch.nn.Module, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:

@@ -6,21 +6,42 @@ R rows of one segment, T tokens of its context.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from outrider.lm.batch import FlatBatch, Span
+
+ONE_THREAD_PRODUCTS = 1 << 21
+"""Multiply-adds of a problem below which one thread is faster: a second one takes some 20 us to wake."""
+
+CACHE_LINE_BYTES = 64
+
+MAX_JOINT_ROWS = 64
+"""Rows of a segment up to which the heads of a group make one problem; beyond, its mask would cost too much."""
 
 
 class KVCache:
     """Keys and values of every layer, [K, num_slots, D] each: a head's tokens lie side by side."""
 
     def __init__(
-        self, head_shapes: list[tuple[int, int, int]], num_slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        head_shapes: list[tuple[int, int, int]],
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        zeroed: bool = False,
     ) -> None:
-        """head_shapes: (K, D, E) of each layer. Memory is not touched before tokens come: none unwritten is read."""
-        self.keys = [torch.empty(k, num_slots, d, dtype=dtype, device=device) for k, d, _ in head_shapes]
-        self.values = [torch.empty(k, num_slots, e, dtype=dtype, device=device) for k, _, e in head_shapes]
+        """head_shapes: (K, D, E) of each layer. zeroed: slots not written yet may be read, and hold zeros.
+
+        Memory is not touched before tokens come.
+        """
+        allocate = _lazy_zeros if zeroed else torch.empty
+        self.keys = [allocate((k, num_slots, d), dtype=dtype, device=device) for k, d, _ in head_shapes]
+        self.values = [allocate((k, num_slots, e), dtype=dtype, device=device) for k, _, e in head_shapes]
 
     def copy(self, source: int, destination: int, count: int) -> None:
         """Keys and values of `count` slots from slot `source` on, to slots that do not overlap these."""
@@ -39,7 +60,7 @@ class AttentionPlan:
         self.only_slot = int(flat.slots[0]) if only is not None and only.first_slot is not None else None
         """First slot of the rows when these lie in one run: then they are written by one plain copy."""
         self._gathers = [None if s.slots is None else torch.from_numpy(s.slots).to(device) for s in flat.spans]
-        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int | None, int], torch.Tensor] = {}
         self.device = device
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -60,18 +81,29 @@ class AttentionPlan:
         where = slice(span.first_slot + first, span.first_slot + span.num_context_tokens)
         return keys[:, where], values[:, where]
 
-    def mask(self, index: int, window: int | None, first: int) -> torch.Tensor:
-        """bool[R, T - first], True where row r may see token t: t <= its own position, and within the window."""
-        mask = self._masks.get((index, window))
+    def attend(self, layer: int, query: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:
+        """query [K, G, N, D] of all rows -> [N, H, E]."""
+        parts = [_attend_segment(self, layer, i, span, query, scaling, window) for i, span in enumerate(self.spans)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def mask(self, index: int, window: int | None, first: int, group_size: int) -> torch.Tensor:
+        """[R * group_size, T - first]: 0 where row r may see token t, minus infinity elsewhere.
+
+        It may when t <= its own position and within the window. Row r's `group_size` lines are alike.
+        """
+        mask = self._masks.get((index, window, group_size))
         if mask is None:
             span = self.spans[index]
             length = span.num_context_tokens
             own = torch.arange(length - (span.end - span.start), length, device=self.device)[:, None]
             tokens = torch.arange(first, length, device=self.device)[None, :]
-            mask = tokens <= own
+            hidden = tokens > own
             if window is not None:
-                mask &= tokens > own - window
-            self._masks[index, window] = mask
+                hidden |= tokens <= own - window
+            dtype = self.cache.keys[0].dtype
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+            mask = mask.repeat_interleave(group_size, 0)
+            self._masks[index, window, group_size] = mask
         return mask
 
 
@@ -89,13 +121,9 @@ def paged_attention(
     window: a row sees the last `window` tokens, its own included; None: all.
     """
     plan.write(layer, key, value)
-    _, num_heads, num_rows, _ = query.shape
-    num_kv_heads, value_width = value.shape[1], value.shape[3]
-    grouped = query[0].unflatten(0, (num_kv_heads, num_heads // num_kv_heads))  # [K, G, N, D]
-    out = query.new_empty(1, num_rows, num_heads, value_width)
-    for index, span in enumerate(plan.spans):
-        out[0, span.start : span.end] = _attend_segment(plan, layer, index, span, grouped, scaling, window)
-    return out
+    num_kv_heads = key.shape[1]
+    grouped = query[0].unflatten(0, (num_kv_heads, query.shape[1] // num_kv_heads))
+    return plan.attend(layer, grouped, scaling, window)[None]
 
 
 def _attend_segment(
@@ -111,19 +139,54 @@ def _attend_segment(
     num_rows = span.end - span.start
     first = 0 if window is None else max(0, span.num_context_tokens - num_rows - window + 1)
     keys, values = plan.context(layer, index, first)
+    group_size = grouped.shape[1]
     if num_rows == 1:
         # All G heads of a group see the same tokens, so they are rows of one unmasked problem per key-value head.
-        query = grouped[None, :, :, span.start]  # [1, K, G, D]
-        return F.scaled_dot_product_attention(query, keys[None], values[None], scale=scaling).flatten(1, 2)
+        return attend(grouped[None, :, :, span.start], keys[None], values[None], None, scaling).flatten(1, 2)
     query = grouped[:, :, span.start : span.end]  # [K, G, R, D]
-    shape = (-1, query.shape[1], -1, -1)
+    if num_rows <= MAX_JOINT_ROWS:
+        # The heads of a group as rows of one problem again: keys and values are read once, not once a head.
+        joint = query.transpose(1, 2).flatten(1, 2)[None]  # [1, K, R G, D]
+        mask = plan.mask(index, window, first, group_size)
+        attended = attend(joint, keys[None], values[None], mask, scaling)[0].unflatten(1, (num_rows, group_size))
+        return attended.transpose(0, 1).flatten(1, 2)
+    shape = (-1, group_size, -1, -1)
     is_plain_prefill = span.num_context_tokens == num_rows and window is None
     attended = F.scaled_dot_product_attention(
         query,
         keys[:, None].expand(shape),
         values[:, None].expand(shape),
-        attn_mask=None if is_plain_prefill else plan.mask(index, window, first),
+        attn_mask=None if is_plain_prefill else plan.mask(index, window, first, 1),
         is_causal=is_plain_prefill,
         scale=scaling,
     )
     return attended.flatten(0, 1).transpose(0, 1)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Scaled dot-product attention, in this thread alone where waking others would cost more than they save."""
+    num_products = query.numel() * keys.shape[-2]
+    num_threads = torch.get_num_threads()
+    if query.is_cuda or num_threads == 1 or num_products > ONE_THREAD_PRODUCTS:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    torch.set_num_threads(1)
+    try:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _lazy_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that the system hands out page by page when touched; `torch.zeros` would write them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    buffer = torch.from_numpy(np.zeros(num_bytes + CACHE_LINE_BYTES, np.uint8))
+    start = -buffer.data_ptr() % CACHE_LINE_BYTES
+    return buffer[start : start + num_bytes].view(dtype).view(shape)

@@ -5,7 +5,8 @@ N rows in all, S segments, L rows that want logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,6 +59,42 @@ def flatten(batch: PackedBatch, block_size: int) -> FlatBatch:
         np.concatenate(logit_rows),
         tuple(spans),
     )
+
+
+def split(batch: PackedBatch, row_counts: Sequence[int]) -> list[PackedBatch]:
+    """The same rows as batches of these counts, to be computed one after the other; a segment may be cut.
+
+    row_counts: sums to the batch's rows.
+    """
+    if len(row_counts) == 1:
+        return [batch]
+    batches: list[PackedBatch] = []
+    left = list(reversed(batch.segments))
+    for count in row_counts:
+        part: list[Segment] = []
+        while count:
+            segment = left.pop()
+            if len(segment.token_ids) > count:
+                segment, rest = _cut(segment, count)
+                left.append(rest)
+            part.append(segment)
+            count -= len(segment.token_ids)
+        batches.append(PackedBatch(tuple(part)))
+    return batches
+
+
+def _cut(segment: Segment, num_rows: int) -> tuple[Segment, Segment]:
+    """Its first `num_rows` rows, and the rest, which finds them cached."""
+    num_left = len(segment.token_ids) - num_rows
+    num_logits = max(0, segment.num_logits - num_left)
+    first = replace(segment, token_ids=segment.token_ids[:num_rows], num_logits=num_logits)
+    rest = replace(
+        segment,
+        num_cached_tokens=segment.num_cached_tokens + num_rows,
+        token_ids=segment.token_ids[num_rows:],
+        num_logits=segment.num_logits - num_logits,
+    )
+    return first, rest
 
 
 def _span(segment: Segment, start: int, end: int, block_size: int) -> Span:

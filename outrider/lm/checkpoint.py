@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 from outrider.errors import InvalidArgument
 from outrider.lm.adapter import TransformersModel
 from outrider.lm.cpu_linear import pack_linears
+from outrider.lm.embedding import map_embedding
 from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_fingerprint
 from outrider.lm.interface import LoadedModel, ModelDescription
+from outrider.lm.numerics import prove
 from outrider.settings import WorkerSettings
 
 Progress = Callable[[str, float | None], None]
@@ -58,8 +60,12 @@ def load_checkpoint(
     on_progress(f"preparing {name} for {device}", 0.7)
     model = model.to(device)  # type: ignore[arg-type]
     num_packed = pack_linears(model) if device.type == "cpu" else 0
+    if device.type == "cpu" and path.is_dir():
+        map_embedding(model, path)
     context = context_length(_own_context_length(model, settings), settings)
-    adapted = TransformersModel(model, vocab_size=vocab_size, context_length=context)
+    is_exact = settings.numerics == "exact"
+    adapted = TransformersModel(model, vocab_size=vocab_size, context_length=context, exact=is_exact)
+    numerics = prove(adapted, on_progress) if is_exact else "fast"
     description = ModelDescription(
         model=name,
         model_fingerprint=model_fingerprint(model.config.to_dict(), _weight_files(path), dtype),
@@ -74,12 +80,13 @@ def load_checkpoint(
         generation_defaults=_generation_defaults(path),
         dtype=dtype,
         weight_bytes=weight_bytes,
-        numerics_fingerprint=_numerics(device, dtype, num_packed),
+        numerics_fingerprint=_numerics(device, dtype, num_packed, settings.numerics),
         versions={
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "tokenizers": tokenizers.__version__,
+            "numerics": numerics,
         },
     )
     on_progress(f"{name} is loaded", 1.0)
@@ -180,9 +187,17 @@ def _generation_defaults(path: Path) -> dict[str, float]:
     return {key: float(stated[key]) for key in GENERATION_DEFAULTS if stated.get(key) is not None}
 
 
-def _numerics(device: torch.device, dtype: str, num_packed: int) -> str:
+def _numerics(device: torch.device, dtype: str, num_packed: int, numerics: str) -> str:
     """Equal texts mean bit-equal logits for equal passes: whatever may change the order or kind of an addition."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     layers = f"{num_packed} packed layers"
-    parts = [device.type, name, dtype, layers, f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]
+    parts = [
+        device.type,
+        name,
+        dtype,
+        f"{numerics} numerics",
+        layers,
+        f"{torch.get_num_threads()} threads",
+        f"torch {torch.__version__}",
+    ]
     return "; ".join([*parts, f"transformers {transformers.__version__}", sys.platform])
