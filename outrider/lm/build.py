@@ -13,6 +13,8 @@ from outrider.lm.toy import ToyModel
 from outrider.settings import DraftWorkerSettings, WorkerSettings
 
 MAX_DEFAULT_CACHE_BYTES = 4 << 30
+CPU_PREFILL_ROWS = 8
+"""As many rows as a pass of a processor takes at the price of one: it reads all weights either way."""
 TOY_CACHE_TOKENS = 1 << 20
 """Room for 2,000 streams of some 500 tokens; a toy's cache holds ids only, 8 bytes a token."""
 
@@ -26,8 +28,14 @@ def build_engine(loaded: LoadedModel, settings: WorkerSettings) -> Engine:
         max_batch_tokens=settings.max_batch_tokens,
         max_waiting_sessions=settings.max_waiting_sessions,
         cache_namespace=_cache_namespace(loaded),
+        prefill_rows=settings.prefill_rows or _default_prefill_rows(loaded.model, settings),
         **_sharing(settings),
     )
+
+
+def _default_prefill_rows(model: object, settings: WorkerSettings) -> int:
+    device = getattr(model, "device", None)
+    return settings.max_batch_tokens // 4 or 1 if getattr(device, "type", "cpu") == "cuda" else CPU_PREFILL_ROWS
 
 
 def _sharing(settings: WorkerSettings) -> dict[str, float]:

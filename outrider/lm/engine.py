@@ -69,7 +69,7 @@ class Engine:
     max_batch_tokens: most rows of one model call. max_waiting_sessions: opens that may wait for blocks.
     cache_namespace: whatever decides keys and values besides ids and tenant. overcommit: blocks promised to open
     sequences, as a multiple of those there are. idle_grace_s: a sequence without a forward for this long may lose its
-    blocks to any other, and is computed again when it has one.
+    blocks to any other, and is computed again when it has one. prefill_rows: see `StepQueue`.
     """
 
     def __init__(
@@ -83,13 +83,14 @@ class Engine:
         cache_namespace: str = "",
         overcommit: float = 1.0,
         idle_grace_s: float = DEFAULT_IDLE_GRACE_S,
+        prefill_rows: int | None = None,
     ) -> None:
         self.model = model
         self.timing = TimingModel()
         self.block_size = block_size
         self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace)
         self._admission = Admission(self._cache, model.context_length, max_waiting_sessions, overcommit)
-        self._queue: StepQueue[Job[Any]] = StepQueue(max_batch_tokens)
+        self._queue: StepQueue[Job[Any]] = StepQueue(max_batch_tokens, prefill_rows)
         self._placement = Placement(self._cache, self._queue, idle_grace_s)
         self._jobs: set[Job[Any]] = set()
         self._thread: threading.Thread | None = None

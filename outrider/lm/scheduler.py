@@ -1,4 +1,4 @@
-"""What the next step computes: running streams first, prefills in the room that is left, nobody waits for ever.
+"""What the next step computes: running streams and a bounded share of prefill, so that neither waits for the other.
 
 Pure: no threads, no clocks. A job is anything with `num_rows`, `num_rows_done`, `num_logits` and `finished`.
 """
@@ -27,14 +27,25 @@ PREFILL_PATIENCE = 3
 """Steps that full batches of running streams may pass over a waiting prefill before it goes first once."""
 
 
-class StepQueue(Generic[J]):
-    """Ready jobs. `pick` says how many rows of which go into a step; a job stays until its last row is picked."""
+STREAM_MEMORY_STEPS = 8
+"""Streams count as running this many steps after their last one: between two rounds they wait for drafts."""
 
-    def __init__(self, max_batch_tokens: int) -> None:
+
+class StepQueue(Generic[J]):
+    """Ready jobs. `pick` says how many rows of which go into a step; a job stays until its last row is picked.
+
+    prefill_rows: rows of a step that prefills get while streams run, no more and no fewer: fewer would let a prompt
+    wait for ever under full load, more would slow the streams down by what they cost. None: whatever streams leave.
+    """
+
+    def __init__(self, max_batch_tokens: int, prefill_rows: int | None = None) -> None:
         self.max_batch_tokens = max_batch_tokens
+        self.prefill_rows = max_batch_tokens if prefill_rows is None else max(1, min(prefill_rows, max_batch_tokens))
+        self._num_reserved_rows = 0 if prefill_rows is None else min(self.prefill_rows, max_batch_tokens // 2)
         self._running: deque[J] = deque()
         self._prefills: deque[J] = deque()
         self._num_steps_passed_over = 0
+        self._num_steps_without_streams = STREAM_MEMORY_STEPS
 
     def __bool__(self) -> bool:
         return bool(self._running or self._prefills)
@@ -60,37 +71,47 @@ class StepQueue(Generic[J]):
         self._prune(self._running)
         self._prune(self._prefills)
         picked: list[tuple[J, int]] = []
-        prefill_first = self._num_steps_passed_over >= PREFILL_PATIENCE
+        self._num_steps_without_streams = 0 if self._running else self._num_steps_without_streams + 1
+        streams_run = self._num_steps_without_streams < STREAM_MEMORY_STEPS
+        most_prefill = self.prefill_rows if streams_run else self.max_batch_tokens
         budget = self.max_batch_tokens
+        prefill_first = self._num_steps_passed_over >= PREFILL_PATIENCE
         if prefill_first:
-            budget = self._take_prefills(picked, budget)
-        budget = self._take_running(picked, budget)
+            budget -= self._take_prefills(picked, min(most_prefill, budget))
+        reserved = self._num_reserved_rows if self._prefills and not prefill_first else 0
+        if self._running and self._running[0].num_rows > budget - reserved:
+            reserved = 0  # it is never cut, so it takes what is left of this step whole, or nothing
+        budget -= self._take_running(picked, budget - reserved)
         if not prefill_first:
-            left = self._take_prefills(picked, budget)
-            if self._prefills and left == budget:
+            num_taken = self._take_prefills(picked, min(most_prefill, budget))
+            if self._prefills and not num_taken:
                 self._num_steps_passed_over += 1
                 return picked
         self._num_steps_passed_over = 0
         return picked
 
     def _take_running(self, picked: list[tuple[J, int]], budget: int) -> int:
-        while self._running and self._running[0].num_rows <= budget:
+        """Rows taken, at most `budget`."""
+        left = budget
+        while self._running and self._running[0].num_rows <= left:
             job = self._running.popleft()
             if not job.finished:
                 picked.append((job, job.num_rows))
-                budget -= job.num_rows
-        return budget
+                left -= job.num_rows
+        return budget - left
 
     def _take_prefills(self, picked: list[tuple[J, int]], budget: int) -> int:
-        while self._prefills and budget > 0:
+        """Rows taken, at most `budget`."""
+        left = budget
+        while self._prefills and left > 0:
             job = self._prefills[0]
-            num_left = job.num_rows - job.num_rows_done
-            if job.finished or num_left <= budget:
+            num_rows = min(job.num_rows - job.num_rows_done, left)
+            if job.finished or job.num_rows - job.num_rows_done <= left:
                 self._prefills.popleft()
             if not job.finished:
-                picked.append((job, min(num_left, budget)))
-                budget -= min(num_left, budget)
-        return budget
+                picked.append((job, num_rows))
+                left -= num_rows
+        return budget - left
 
     @staticmethod
     def _prune(queue: deque[J]) -> None:

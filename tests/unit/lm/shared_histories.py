@@ -27,18 +27,25 @@ class Histories:
         return [self.rng.randrange(self.vocab_size) for _ in range(count)]
 
     async def run(self, num_workers, num_sessions):
-        """All workers at once, each one session after another."""
-        await asyncio.gather(
-            *(self._worker(random.Random(self.rng.random()), num_sessions) for _ in range(num_workers))
-        )
-        stats = self.engine.stats()
-        self.counts["prefix_hits"] = stats.num_cached_tokens
-        self.counts["copies"] = stats.num_copied_blocks
-        self.counts["preemptions"] = stats.num_preemptions
-        self.counts["idle_evictions"] = stats.num_idle_evictions
-        self.counts["evicted_blocks"] = self.engine._cache._pool.num_evictions
-        assert stats.num_free_blocks == stats.num_blocks
-        self.engine.check_integrity([])
+        """All workers at once, each one session after another; again where a kind of event has not come up yet."""
+        for _ in range(20):
+            seeds = [self.rng.random() for _ in range(num_workers)]
+            await asyncio.gather(*(self._worker(random.Random(seed), num_sessions) for seed in seeds))
+            stats = self.engine.stats()
+            assert stats.num_free_blocks == stats.num_blocks
+            self.engine.check_integrity([])
+            self.counts |= Counter(
+                {
+                    "prefix_hits": stats.num_cached_tokens,
+                    "copies": stats.num_copied_blocks,
+                    "preemptions": stats.num_preemptions,
+                    "idle_evictions": stats.num_idle_evictions,
+                    "evicted_blocks": self.engine._cache._pool.num_evictions,
+                }
+            )
+            if all(self.counts[kind] for kind in KINDS):
+                return
+        raise AssertionError(f"a kind of event never occurred: {self.counts}")
 
     async def _worker(self, rng, num_sessions):
         for _ in range(num_sessions):

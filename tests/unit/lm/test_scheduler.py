@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from conftest import scaled
 
-from outrider.lm.scheduler import PREFILL_PATIENCE, StepQueue
+from outrider.lm.scheduler import PREFILL_PATIENCE, STREAM_MEMORY_STEPS, StepQueue
 
 
 @dataclass(eq=False)
@@ -75,6 +75,59 @@ def test_a_prefill_does_not_starve_under_full_load_nor_stop_the_running(budget):
     assert min(num_picked.values()) >= num_steps // 3 * PREFILL_PATIENCE // (PREFILL_PATIENCE + 1) - 1
 
 
+def turn(queue, streams, prefill):
+    """One step in which all streams are ready again; (rows of streams, rows of prefill)."""
+    picked = step(queue)
+    for job, _ in picked:
+        if job in streams:
+            job.num_rows_done = 0
+            queue.add(job)
+    prefill_rows = sum(n for job, n in picked if job is prefill)
+    return sum(n for _, n in picked) - prefill_rows, prefill_rows
+
+
+@pytest.mark.parametrize(("num_streams", "stream_rows"), [(1, 24), (4, 24), (50, 24)])
+def test_each_side_has_its_share_of_every_step(num_streams, stream_rows):
+    """32 rows, 8 of them for prefills: streams are slowed by 8 rows a step and no more, a prompt by nothing beyond."""
+    queue, prefill = StepQueue(32, prefill_rows=8), Job(4096)
+    streams = [Job(1) for _ in range(num_streams)]
+    for job in [prefill, *streams]:
+        queue.add(job)
+    for num_steps in range(512):
+        assert turn(queue, streams, prefill) == (min(num_streams, stream_rows), 8), num_steps
+    assert prefill.num_rows_done == 4096
+    assert turn(queue, streams, prefill)[0] == min(num_streams, 32)
+
+
+def test_without_streams_a_prefill_has_the_whole_step_and_a_pause_between_rounds_is_not_without():
+    queue, prefill, stream = StepQueue(32, prefill_rows=8), Job(4096), Job(5, num_logits=5)
+    queue.add(prefill)
+    assert turn(queue, [], prefill) == (0, 32)
+    queue.add(stream)
+    assert turn(queue, [], prefill) == (5, 8)
+    taken = [turn(queue, [], prefill)[1] for _ in range(STREAM_MEMORY_STEPS + 2)]
+    assert taken == [8] * (STREAM_MEMORY_STEPS - 1) + [32] * 3
+
+
+def test_a_verification_that_the_share_leaves_no_room_for_is_not_cut_and_the_prompt_goes_on():
+    queue, prefill = StepQueue(32, prefill_rows=8), Job(200)
+    streams = [Job(30, num_logits=30) for _ in range(2)]
+    for job in [prefill, *streams]:
+        queue.add(job)
+    turns = [turn(queue, streams, prefill) for _ in range(20)]
+    assert {rows for rows, _ in turns} <= {0, 30}
+    assert sum(rows for rows, _ in turns) >= 10 * 30
+    assert sum(rows for _, rows in turns) >= 40
+
+
+def test_a_job_taken_out_is_not_picked():
+    queue, jobs = StepQueue(8), [Job(1), Job(100)]
+    for job in jobs:
+        queue.add(job)
+    assert [queue.remove(job) for job in [*jobs, jobs[0]]] == [True, True, False]
+    assert not queue
+
+
 def test_finished_jobs_are_skipped():
     queue = StepQueue(8)
     jobs = [Job(1), Job(2, num_logits=2), Job(50), Job(60)]
@@ -87,7 +140,8 @@ def test_finished_jobs_are_skipped():
 @pytest.mark.parametrize("seed", range(scaled(40, at_least=4)))
 def test_any_mix_is_computed_once_within_budget(seed):
     rng = random.Random(seed)
-    queue = StepQueue(rng.randint(1, 40))
+    budget = rng.randint(1, 40)
+    queue = StepQueue(budget, rng.choice([None, 1, 8, budget]))
     jobs = []
     for _ in range(60):
         for _ in range(rng.randint(0, 3)):
