@@ -67,7 +67,9 @@ class PackedLinear(nn.Module):
         """Only row counts that `fix_order` has tried reach the kernel."""
         rows = x.reshape(-1, self.in_features)
         num_rows = rows.shape[0]
-        if 0 < num_rows < self.min_rows:
+        if not num_rows:
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        if num_rows < self.min_rows:
             rows = torch.cat([rows, rows[:1].expand(self.min_rows - num_rows, -1)])
         parts = [
             torch.ops.mkldnn._linear_pointwise(part, self._packed, self._bias, "none", [], "")

@@ -12,7 +12,7 @@ def pieces(num_rows: int, at_least: int = 1) -> list[int]:
     at_least: at most 8.
     """
     sizes = []
-    while num_rows > ROW_COUNTS[-1] or num_rows not in ROW_COUNTS:
+    while num_rows and num_rows not in ROW_COUNTS:
         size = max(count for count in ROW_COUNTS if count <= num_rows)
         if 0 < num_rows - size < at_least:
             size = max(count for count in ROW_COUNTS if count <= num_rows - at_least)
