@@ -25,7 +25,7 @@ from outrider.sampling.params import AcceptanceRule, Origin, SamplingParams, Sto
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One verified round: the accepted drafts and one more token.
+    """One verified round: the accepted drafts and one more token, which only an accepted stop token at the end spares.
 
     soft_acceptances: one byte per draft, 255 times the chance that position gave acceptance, past a rejection too; 0
     from the first row on that cannot be read.
@@ -113,12 +113,14 @@ def _verify_by_ratio(
     coins = [noise.uniform(hashes[index], Role.ACCEPT) < chance for index, chance in enumerate(chances)]
     stand = count_accepted(params.acceptance, coins)
 
+    soft_acceptances = bytes(map(soft_acceptance, p, q)).ljust(len(proposal), b"\0")
+    if _ends_text(drafts[:stand], stopping):
+        return _outcome(drafts, stand, None, soft_acceptances)
     if stand < len(drafts):
         last, role = correction(p[stand], q[stand], residual_scales[stand]), Role.RESIDUAL
     else:
         last, role = distribution(logits[stand], params, stopping, history), Role.BONUS if drafts else Role.PLAIN
-    next_token = draw(last, noise.uniform(hashes[stand], role))
-    return _outcome(drafts, stand, next_token, bytes(map(soft_acceptance, p, q)).ljust(len(proposal), b"\0"))
+    return _outcome(drafts, stand, draw(last, noise.uniform(hashes[stand], role)), soft_acceptances)
 
 
 def _verify_by_match(
@@ -150,8 +152,11 @@ def _verify_by_match(
         matches.append(choices[-1] == token_id)
         history.push(token_id)
     stand = matches.index(False) if False in matches else len(drafts)
+    soft_acceptances = bytes(255 * match for match in matches).ljust(len(drafts), b"\0")
+    if _ends_text(drafts[:stand], stopping):
+        return _outcome(drafts, stand, None, soft_acceptances)
     next_token = choices[stand] if stand < len(drafts) else target_choice(stand)
-    return _outcome(drafts, stand, next_token, bytes(255 * match for match in matches).ljust(len(drafts), b"\0"))
+    return _outcome(drafts, stand, next_token, soft_acceptances)
 
 
 def acceptances(
@@ -228,12 +233,17 @@ def _residual_mass(p: np.ndarray, q: DraftQ, scale: float) -> float:
     return float(np.maximum(scale * p_on_q - q.probabilities, 0.0).sum()) + scale * outside
 
 
-def _outcome(drafts: tuple[int, ...], stand: int, next_token: int, soft_acceptances: bytes) -> Outcome:
+def _ends_text(accepted: tuple[int, ...], stopping: StoppingParams) -> bool:
+    """Nothing follows a stop token: the row after it is not even looked at."""
+    return bool(accepted) and accepted[-1] in stopping.stop_token_ids
+
+
+def _outcome(drafts: tuple[int, ...], stand: int, next_token: int | None, soft_acceptances: bytes) -> Outcome:
     after_all = Origin.BONUS if drafts else Origin.PLAIN
     origin = Origin.CORRECTION if stand < len(drafts) else after_all
     return Outcome(
         num_accepted=stand,
-        token_ids=(*drafts[:stand], next_token),
-        origins=(Origin.ACCEPTED,) * stand + (origin,),
+        token_ids=drafts[:stand] if next_token is None else (*drafts[:stand], next_token),
+        origins=(Origin.ACCEPTED,) * stand + ((origin,) if next_token is not None else ()),
         soft_acceptances=soft_acceptances,
     )

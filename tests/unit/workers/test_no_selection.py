@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from conftest import scaled
 from law import FALSE_ALARM, PROMPT, TableModel, chi_square, joint_law, table_pair
-from session_loops import GREEDY, HandDriver, draft_session, target_session, toy
+from session_loops import GREEDY, HandDriver, Rounds, draft_session, target_session, toy
 
 from outrider.drafting.proposal import EMPTY, Proposal
 from outrider.errors import Internal
-from outrider.sampling import AcceptanceRule, History, Noise, SamplingParams, hash_ids
-from outrider.sampling.params import StoppingParams
+from outrider.sampling import AcceptanceRule, History, Noise, SamplingParams, distribution, hash_ids
+from outrider.sampling.params import Finish, StoppingParams
 from target_worker.acceptance import verify
 
 RATIO_RULES = [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK]
@@ -111,3 +111,63 @@ def test_the_target_spends_nothing_on_drafts_after_a_stop_token() -> None:
     verdict = hand.run(session.verify(session.log.header, (), Proposal((4, 9, 5, 6))))
     assert verdict is not None
     assert verdict.num_draft_tokens == len(verdict.soft_acceptances) == 2
+
+
+def text_law(target: TableModel, params: SamplingParams, stopping: StoppingParams) -> dict[tuple[int, ...], float]:
+    """P(text) of plain decoding to its end, by enumeration: texts that a stop token or `max_tokens` ends."""
+    ended: dict[tuple[int, ...], float] = {}
+    open_texts: dict[tuple[int, ...], float] = {(): 1.0}
+    while open_texts:
+        text, probability = open_texts.popitem()
+        p = distribution(target.row([*PROMPT, *text]), params, stopping, History(PROMPT, text))
+        for token_id in np.nonzero(p)[0].tolist():
+            longer = (*text, token_id)
+            ends = token_id in stopping.stop_token_ids or len(longer) == stopping.max_tokens
+            (ended if ends else open_texts)[longer] = probability * float(p[token_id])
+    return ended
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_the_law_of_whole_texts_that_stop_tokens_and_limits_end(rule: AcceptanceRule) -> None:
+    """Stop tokens are drafted, accepted, drafted over and, at first, masked; penalties count the drafts."""
+    target, draft = table_pair(3, 6)
+    stopping = StoppingParams(max_tokens=5, min_tokens=2, stop_token_ids=frozenset({1}))
+    busy = {"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.3}
+    counts: Counter[tuple[int, ...]] = Counter()
+    num_drafted = num_accepted = num_stopped = 0
+    for seed in range(scaled(30_000)):
+        params = SamplingParams(acceptance=rule, seed=seed, **busy)
+        loop = Rounds(
+            target_session(target, params, stopping, prompt_ids=PROMPT),
+            draft_session(draft, params, stopping, prompt_ids=PROMPT),
+            HandDriver(target.row),
+            HandDriver(draft.row),
+            lambda index, seed=seed: 1 + (index + seed) % 4,
+        )
+        counts[tuple(loop.run())] += 1
+        num_drafted += loop.num_drafted
+        num_accepted += loop.num_accepted
+        num_stopped += loop.text[-1] == 1
+    assert 0 < num_accepted < num_drafted, "INCONCLUSIVE"
+    assert num_stopped > 0, "INCONCLUSIVE"
+    assert chi_square(counts, text_law(target, SamplingParams(acceptance=rule, **busy), stopping)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rule", AcceptanceRule)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_row_after_a_stop_token_is_nobodys(rule: AcceptanceRule, temperature: float) -> None:
+    """Plain decoding never computes it."""
+    target, _ = table_pair(3, 4, spread=0.5)
+    target = poisoned(target)
+    params = SamplingParams(acceptance=rule, temperature=temperature)
+    stopping = StoppingParams(max_tokens=100, stop_token_ids=frozenset({POISON}))
+    row = target.row(PROMPT)
+    row[POISON] = 50.0  # the target is sure of it
+    session = target_session(toy("vocab=3"), params, stopping, prompt_ids=(0,))
+    session.log.append(1)
+    hand = HandDriver(lambda ids: row if len(ids) == 2 else target.row(ids))
+    verdict = hand.run(session.verify(session.log.header, (), Proposal((POISON, 0))))
+    assert verdict is not None
+    assert (verdict.committed_ids, verdict.num_accepted, verdict.num_draft_tokens) == ((POISON,), 1, 1)
+    assert verdict.finish is Finish.STOP
+    assert len(verdict.origins) == 1
