@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from coordinator.model import ServedModel
+from coordinator.names import read_aliases, read_pairs
 from coordinator.worker import PROBE_TIMEOUT_S, WorkerRecord
 from outrider.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from outrider.serving.worker_calls import DRAFT, TARGET
@@ -21,11 +22,16 @@ SWEEP_INTERVAL_S = 0.5
 
 
 class WorkerDirectory:
-    """Must be used on one event loop. `on_change` is called when the health of any worker may have changed."""
+    """Must be used on one event loop. `on_change` is called when the health of any worker may have changed.
+
+    Raises InvalidArgument on settings that name models in a way that cannot be read.
+    """
 
     def __init__(self, settings: CoordinatorSettings, on_change: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
         self._on_change = on_change
+        self._aliases = read_aliases(settings.model_aliases)
+        self._draft_models = read_pairs(settings.draft_models, "draft_models")
         self._workers: dict[str, WorkerRecord] = {}
         self._leases: dict[str, str] = {}
         self._leaving: list[WorkerRecord] = []
@@ -63,15 +69,22 @@ class WorkerDirectory:
             dict.fromkeys(w.description.model.model for w in self._of_role(TARGET) if w.description is not None)
         )
 
-    def model(self, name: str) -> ServedModel:
-        """Raises NotFound, InvalidArgument (no name, several models), or Unavailable (no target worker yet)."""
+    def model_aliases(self) -> dict[str, str]:
+        """Served model by alias. Of a served model and an alias of one name, the model is meant."""
         names = self.model_names()
+        return {alias: name for alias, name in self._aliases.items() if name in names and alias not in names}
+
+    def model(self, name: str) -> ServedModel:
+        """By name or alias. Raises NotFound, InvalidArgument (no name, several models), Unavailable (no target yet)."""
+        names, aliases = self.model_names(), self.model_aliases()
         if not names:
             raise self._no_target("no target worker has answered yet")
+        known = ", ".join([*names, *(f"{alias} (= {model})" for alias, model in aliases.items())])
         if not name and len(names) > 1:
-            raise InvalidArgument(f"model is empty, name one of {', '.join(names)}", field="model")
+            raise InvalidArgument(f"model is empty, name one of {known}", field="model")
+        name = aliases.get(name, name)
         if name and name not in names:
-            raise NotFound(f"model {name[:80]!r} is not served; there is {', '.join(names)}", field="model")
+            raise NotFound(f"model {name[:80]!r} is not served; there is {known}", field="model")
         return self._served(name or names[0])
 
     def pick_target(self, model: str, fingerprint: str, avoid: frozenset[str] = frozenset()) -> WorkerRecord:
@@ -151,7 +164,13 @@ class WorkerDirectory:
         reference = self._reference(model).description
         assert reference is not None
         tokenizer = reference.model.tokenizer_fingerprint
-        return [w for w in self._of_role(DRAFT) if _tokenizer_of(w) == tokenizer]
+        drafts = (w for w in self._of_role(DRAFT) if _tokenizer_of(w) == tokenizer)
+        return [w for w in drafts if self._may_draft_for(w, model)]
+
+    def _may_draft_for(self, draft: WorkerRecord, model: str) -> bool:
+        """As far as the settings say; the tokenizer is another matter."""
+        wanted = self._draft_models.get(model)
+        return wanted is None or (draft.description is not None and draft.description.model.model == wanted)
 
     def _reference(self, model: str) -> WorkerRecord:
         """The worker whose description stands for the model: a healthy one, if any, else the first."""
@@ -185,7 +204,10 @@ class WorkerDirectory:
                     f"FAILED_PRECONDITION MODEL_MISMATCH: other weights than the other workers of model {own.model!r}"
                 )
             return ""
-        if targets and all(_tokenizer_of(target) != own.tokenizer_fingerprint for target in targets):
+        meant = [t for t in targets if t.description and self._may_draft_for(worker, t.description.model.model)]
+        if targets and not meant:
+            return f"FAILED_PRECONDITION NOT_PAIRED: draft_models gives every target another draft than {own.model!r}"
+        if targets and all(_tokenizer_of(target) != own.tokenizer_fingerprint for target in meant):
             return (
                 f"FAILED_PRECONDITION VOCAB_MISMATCH: draft model {own.model!r} has {own.vocab_size} ids and another "
                 "tokenizer than every target; give it a model of the target's family"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from coordinator.model import ServedModel
 from outrider.errors import InvalidArgument
+
+MAX_KWARGS_BYTES = 65_536
+MAX_KWARGS_DEPTH = 32
 
 
 def prompt_ids(request: Any, model: ServedModel) -> tuple[int, ...]:
@@ -54,11 +58,67 @@ def chat_ids(chat: Any, model: ServedModel) -> tuple[int, ...]:
             raise InvalidArgument(f"chat.messages[{index}].role is empty", field=f"chat.messages[{index}].role")
     size = sum(len(message.content) for message in chat.messages)
     _check_size("chat", size // model.codec.max_token_chars, model, exact=False)
-    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-    add = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-    return tuple(
-        model.codec.encode(model.chat_template.render(messages, add_generation_prompt=add), add_special_tokens=False)
+    goes_on = chat.continue_final_message
+    add = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not goes_on
+    if add and goes_on:
+        raise InvalidArgument(
+            "chat.continue_final_message and chat.add_generation_prompt exclude each other: one goes on with the last "
+            "message, the other opens a new one",
+            field="chat.continue_final_message",
+        )
+    text = model.chat_template.render(
+        [{"role": message.role, "content": message.content} for message in chat.messages],
+        add_generation_prompt=add,
+        continue_final_message=goes_on,
+        kwargs=_template_kwargs(chat.chat_template_kwargs, model.chat_template.kwargs_names),
     )
+    return tuple(model.codec.encode(text, add_special_tokens=False))
+
+
+def _template_kwargs(source: str, known: frozenset[str]) -> dict[str, Any]:
+    field = "chat.chat_template_kwargs"
+    if not source:
+        return {}
+    num_bytes = len(source.encode())
+    if num_bytes > MAX_KWARGS_BYTES:
+        raise InvalidArgument(f"{field} has {num_bytes} bytes, at most {MAX_KWARGS_BYTES} are taken", field=field)
+    try:
+        kwargs = json.loads(source, parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{field} is no JSON: {error}", field=field) from None
+    if not isinstance(kwargs, dict):
+        raise InvalidArgument(f"{field} is a JSON {type(kwargs).__name__}, must be an object", field=field)
+    if _depth(kwargs) > MAX_KWARGS_DEPTH:
+        raise InvalidArgument(f"{field} is nested deeper than {MAX_KWARGS_DEPTH} levels", field=field)
+    unknown = sorted(kwargs.keys() - known)
+    if unknown:
+        names = ", ".join(sorted(known)) or "nothing"
+        raise InvalidArgument(
+            f"{field} sets {unknown[0]!r:.80}; what a request can set in this model's chat template is {names}",
+            field=field,
+            reason="CHAT_TEMPLATE_UNKNOWN_NAME",
+        )
+    return kwargs
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object gives a name twice")
+    return value
+
+
+def _depth(value: Any) -> int:
+    """Levels of objects and arrays, level by level so that depth costs no stack."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [x for item in level for x in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def _check_size(field: str, num_tokens: int, model: ServedModel, *, exact: bool) -> None:

@@ -86,6 +86,7 @@ class GenerationServicer:
             dtype=description.dtype,
             default_max_tokens=self._settings.default_max_tokens,
             simulated=description.simulated,
+            aliases=[alias for alias, name in self._directory.model_aliases().items() if name == model.name],
         )
         for name, value in description.generation_defaults.items():
             setattr(info.generation_defaults, name, int(value) if name == "top_k" else value)
@@ -95,6 +96,7 @@ class GenerationServicer:
         return pb.GetServerInfoResponse(
             versions={"outrider": version("outrider"), "grpcio": version("grpcio")},
             models=self._directory.model_names(),
+            model_aliases=self._directory.model_aliases(),
             workers=[self._worker_status(worker) for worker in self._directory.workers()],
             num_requests_running=self._admission.num_running,
             num_requests_waiting=self._admission.num_waiting,

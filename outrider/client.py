@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -70,6 +71,10 @@ class GenerateOptions(TypedDict, total=False):
     drafter: str
     acceptance: str | AcceptanceRule
     report_steps: bool
+    # a chat prompt
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any]
     # the request itself
     model: str
     request_id: str
@@ -86,6 +91,7 @@ _SECTIONS: dict[str, Any] = {
     "output": generation_pb2.OutputOptions,
     "structured_output": generation_pb2.StructuredOutput,
     "speculation": generation_pb2.SpeculationOptions,
+    "chat": generation_pb2.ChatPrompt,
 }
 _SECTION_OF = {name: section for section, cls in _SECTIONS.items() for name in cls.DESCRIPTOR.fields_by_name}
 
@@ -193,15 +199,34 @@ class Client:
             )
             for worker in reply.workers
         )
-        return _read(ServerInfo, reply, workers=tuple(workers), versions=dict(reply.versions))
+        return _read(
+            ServerInfo,
+            reply,
+            workers=tuple(workers),
+            versions=dict(reply.versions),
+            model_aliases=dict(reply.model_aliases),
+        )
 
-    async def tokenize(self, prompt: str | Sequence[Message], *, model: str = "") -> list[int]:
-        """Ids of a text or of a conversation, as `generate` would use them."""
+    async def tokenize(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        model: str = "",
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a text or of a conversation, as `generate` would use them; the options are a conversation's."""
         request = generation_pb2.TokenizeRequest(model=model)
         if isinstance(prompt, str):
             request.text = prompt
         else:
             request.chat.CopyFrom(_chat_prompt(prompt))
+            request.chat.continue_final_message = continue_final_message
+            if add_generation_prompt is not None:
+                request.chat.add_generation_prompt = add_generation_prompt
+            if chat_template_kwargs is not None:
+                request.chat.chat_template_kwargs = _json(chat_template_kwargs)
         return list((await self._call(self._stub.Tokenize, request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
@@ -248,6 +273,10 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.Ge
             value = _acceptance(value)
         if name in ("stop", "bad_words") and isinstance(value, str):
             value = [value]
+        if section == "chat" and request.WhichOneof("prompt") != "chat":
+            raise InvalidArgument(f"{name} needs a prompt of chat messages", field=f"chat.{name}")
+        if name == "chat_template_kwargs":
+            value = _json(value)
         target: Any = getattr(request, section) if section else request
         if name == "allowed_token_ids":
             target.allowed_token_ids.SetInParent()
@@ -264,6 +293,14 @@ def _acceptance(value: Any) -> int:
             raise InvalidArgument(f"acceptance is {value!r}, must be one of {rules}", field="speculation.acceptance")
         return AcceptanceRule[value.upper()]
     return value
+
+
+def _json(kwargs: Any) -> str:
+    try:
+        return json.dumps(kwargs, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        field = "chat.chat_template_kwargs"
+        raise InvalidArgument(f"{field} cannot be written as JSON: {error}", field=field) from None
 
 
 def _chat_prompt(messages: Sequence[Message]) -> generation_pb2.ChatPrompt:

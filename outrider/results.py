@@ -189,6 +189,7 @@ class ModelInfo:
     dtype: str
     default_max_tokens: int
     simulated: bool
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +234,4 @@ class ServerInfo:
     uptime_s: float
     draining: bool
     versions: Mapping[str, str] = field(default_factory=dict)
+    model_aliases: Mapping[str, str] = field(default_factory=dict)

@@ -51,6 +51,11 @@ class CoordinatorSettings(ServerSettings):
     port: int = Field(50050, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
     target_workers: AddressList = Field((), description="host:port of target workers, comma separated.")
     draft_workers: AddressList = Field((), description="host:port of draft workers, comma separated.")
+    model_aliases: AddressList = Field((), description="Further names of served models: alias=model, comma separated.")
+    draft_models: AddressList = Field(
+        (),
+        description="Draft model of a target: target=draft, comma separated; others pair with any of their tokenizer.",
+    )
     lease_ms: int = Field(5000, ge=100, description="Lease of a worker that registers itself.")
     max_running_requests: int = Field(256, ge=1, description="Streams at once; more wait.")
     max_waiting_requests: int = Field(256, ge=0, description="Waiting streams; more are refused with a retry delay.")

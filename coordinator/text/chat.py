@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import InvalidArgument
 
 Message = Mapping[str, str]
+OWN_NAMES = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tools"})
+_END_OF_FINAL_MESSAGE = "OUTRIDER_END_OF_FINAL_MESSAGE "
+"""Put behind the last message, and cut off with all that the template adds after it. A template that trims its messages
+trims the space at its end, which tells that the text before is to be trimmed as well."""
 
 
 class ChatTemplate:
@@ -26,13 +31,29 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self.kwargs_names = frozenset(read - environment.globals.keys() - special_tokens.keys() - OWN_NAMES)
+        """What a request may set: variables that the template reads and that are not given by us or the model."""
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """`kwargs` must be of `kwargs_names`. With `continue_final_message` the text ends with the last message."""
+        turns = [dict(message) for message in messages]
+        if continue_final_message:
+            turns[-1]["content"] += _END_OF_FINAL_MESSAGE
+        text = self._render(turns, add_generation_prompt, kwargs or {})
+        return _cut_after(messages[-1]["content"], text) if continue_final_message else text
+
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens, **kwargs
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
             raise InvalidArgument(
@@ -40,6 +61,20 @@ class ChatTemplate:
                 field="chat.messages",
                 reason="CHAT_TEMPLATE_REFUSED",
             ) from error
+
+
+def _cut_after(content: str, text: str) -> str:
+    """`text` up to the end of the last message, its trailing space kept where the template keeps it."""
+    tag = _END_OF_FINAL_MESSAGE
+    if content.strip() not in text or tag.strip() not in text:
+        raise InvalidArgument(
+            "chat.continue_final_message: the model's chat template does not write the last message out as it is, so "
+            "that nothing can be continued",
+            field="chat.continue_final_message",
+            reason="CHAT_TEMPLATE_REFUSED",
+        )
+    end = text.rindex(tag.strip())
+    return text[:end] if text.startswith(tag, end) else text[:end].rstrip()
 
 
 def _to_json(

@@ -143,7 +143,8 @@ def test_every_option_reaches_its_field() -> None:
         "bad_words": ["c", "d"],
     }  # fmt: skip
     one_of = {"json_schema", "regex", "grammar"}
-    assert values.keys() | one_of | {"timeout_s"} == GenerateOptions.__annotations__.keys()
+    of_chat = {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
+    assert values.keys() | one_of | of_chat | {"timeout_s"} == GenerateOptions.__annotations__.keys()
     request = build_request("x", values)
     sections = [
         request,
@@ -169,6 +170,22 @@ def test_prompts_of_all_three_kinds() -> None:
     assert list(build_request([1, 2], {}).token_ids.ids) == [1, 2]
     assert build_request([], {}).WhichOneof("prompt") == "token_ids"
     assert build_request([{"role": "user", "content": "c"}], {}).chat.messages[0].content == "c"
+
+
+def test_options_of_a_conversation() -> None:
+    options: GenerateOptions = {
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "chat_template_kwargs": {"enable_thinking": False, "budget": 3},
+    }
+    chat = build_request([{"role": "user", "content": "c"}], options).chat
+    assert (chat.add_generation_prompt, chat.HasField("add_generation_prompt")) == (False, True)
+    assert chat.continue_final_message
+    assert chat.chat_template_kwargs == '{"enable_thinking": false, "budget": 3}'
+    for name, value in options.items():
+        with pytest.raises(InvalidArgument, match="needs a prompt of chat messages") as refusal:
+            build_request("x", {name: value})  # type: ignore[misc]
+        assert refusal.value.field == f"chat.{name}"
 
 
 async def test_unknown_options_are_errors(client: Client) -> None:

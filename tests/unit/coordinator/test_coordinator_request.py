@@ -306,3 +306,58 @@ def test_chat_goes_through_the_template() -> None:
     message.chat.ClearField("messages")
     with pytest.raises(OutriderError, match="at least one message"):
         resolve(message, model, SETTINGS, request_id="r")
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{% if mode is defined %}{{ mode }}{% endif %}{{ tone }}!{% endif %}"
+)
+
+
+def chat(messages: list[str], **fields: object) -> ResolvedRequest:
+    model = replace(MODEL, chat_template=ChatTemplate(TEMPLATE, {"eos_token": "$"}))
+    message = pb.GenerateRequest()
+    for content in messages:
+        message.chat.messages.add(role="user", content=content)
+    for name, value in fields.items():
+        setattr(message.chat, name, value)
+    return resolve(message, model, SETTINGS, request_id="r")
+
+
+def codes(text: str) -> tuple[int, ...]:
+    return tuple(ord(char) - 33 for char in text)
+
+
+def test_the_template_gets_what_the_request_sets() -> None:
+    assert chat(["AB"], chat_template_kwargs='{"mode": 1, "tone": "X"}').prompt_ids == codes("AB$1X!")
+    assert chat(["AB"], chat_template_kwargs="{}").prompt_ids == codes("AB$!")
+    assert chat(["AB"]).prompt_ids == codes("AB$!")
+
+
+def test_the_last_message_is_left_open() -> None:
+    assert chat(["AB", "CD"], continue_final_message=True).prompt_ids == codes("AB$CD")
+    assert chat(["AB", "AB"], continue_final_message=True, add_generation_prompt=False).prompt_ids == codes("AB$AB")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "names"),
+    [
+        ({"chat_template_kwargs": '{"tune": 1}'}, "chat.chat_template_kwargs", "'tune'.*mode, tone"),
+        ({"chat_template_kwargs": '{"messages": []}'}, "chat.chat_template_kwargs", "'messages'"),
+        ({"chat_template_kwargs": '{"eos_token": "x"}'}, "chat.chat_template_kwargs", "'eos_token'"),
+        ({"chat_template_kwargs": '{"raise_exception": 1}'}, "chat.chat_template_kwargs", "'raise_exception'"),
+        ({"chat_template_kwargs": "[1]"}, "chat.chat_template_kwargs", "list, must be an object"),
+        ({"chat_template_kwargs": "{'mode': 1}"}, "chat.chat_template_kwargs", "no JSON"),
+        ({"chat_template_kwargs": '{"mode": NaN}'}, "chat.chat_template_kwargs", "NaN"),
+        ({"chat_template_kwargs": '{"mode": 1, "mode": 2}'}, "chat.chat_template_kwargs", "twice"),
+        ({"chat_template_kwargs": '{"mode": ' + "[" * 40 + "]" * 40 + "}"}, "chat.chat_template_kwargs", "32 levels"),
+        ({"chat_template_kwargs": "[" * 60_000}, "chat.chat_template_kwargs", "no JSON"),
+        ({"chat_template_kwargs": '{"mode": "' + "x" * 70_000 + '"}'}, "chat.chat_template_kwargs", "at most 65536"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "chat.continue_final_message", "exclude"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_options_of_a_conversation_are_refused(fields: dict[str, object], field: str, names: str) -> None:
+    with pytest.raises(OutriderError, match=names) as refusal:
+        chat(["AB"], **fields)
+    assert (refusal.value.status, refusal.value.field) == (BAD, field)

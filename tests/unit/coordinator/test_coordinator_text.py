@@ -210,3 +210,38 @@ def test_chat_templates_render_as_transformers_does() -> None:
 def test_what_a_template_must_not_do_is_refused_by_name(source: str) -> None:
     with pytest.raises(InvalidArgument, match=r"chat\.messages"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], add_generation_prompt=True)
+
+
+SPACED = """{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' + tone | default('') }}{% endif %}"""
+
+
+@pytest.mark.parametrize("source", [TEMPLATE, SPACED], ids=["trims", "keeps-spaces"])
+def test_continued_messages_and_template_variables_render_as_transformers_does(source: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(source, {"eos_token": "</s>"})
+    assert template.kwargs_names == ({"tone"} if source is SPACED else set())
+    kwargs = {"tone": "kind"} if source is SPACED else {}
+    for last in ("", "x", "The answer is", "The answer is ", "\n lead and trail \n\n", "<|user|>", "</s>", "hi"):
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": last}]
+        for goes_on in (False, True):
+            (expected,), _ = utils.render_jinja_template(
+                [messages],
+                chat_template=source,
+                continue_final_message=goes_on,
+                add_generation_prompt=not goes_on,
+                eos_token="</s>",
+                **kwargs,
+            )
+            text = template.render(
+                messages, add_generation_prompt=not goes_on, continue_final_message=goes_on, kwargs=kwargs
+            )
+            assert text == expected
+
+
+def test_a_template_that_drops_the_last_message_cannot_continue_it() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(InvalidArgument, match="nothing can be continued") as refusal:
+        template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert refusal.value.field == "chat.continue_final_message"
