@@ -105,6 +105,10 @@ class DraftWorkerSettings(WorkerSettings):
     """A draft worker."""
 
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
+    weight_dtype: Literal["auto", "int8"] = Field(
+        "auto", description="int8: half the bytes a draft reads, on a CPU. No text depends on it."
+    )
+    draft_vocab: str = Field("", description="File of the ids to draft (`outrider draft-vocab`); empty: all ids.")
     drafters: AddressList = Field(("model", "lookup"), description="Drafters to offer, the default one first.")
     lookup_max_ngram: int = Field(4, ge=1, description="Longest n-gram that lookup matches.")
     lookup_min_ngram: int = Field(2, ge=1, description="Shortest n-gram that lookup matches.")

@@ -17,11 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 from outrider.errors import InvalidArgument
 from outrider.lm.adapter import TransformersModel
 from outrider.lm.cpu_linear import pack_linears
+from outrider.lm.draft_vocab import TrimmedModel, drafted_ids, trim_head
 from outrider.lm.embedding import map_embedding
 from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_fingerprint
+from outrider.lm.int8_linear import quantize_linears, weight_bytes
 from outrider.lm.interface import LoadedModel, ModelDescription
 from outrider.lm.numerics import prove
-from outrider.settings import WorkerSettings
+from outrider.settings import DraftWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -55,32 +57,42 @@ def load_checkpoint(
     on_progress(f"loading the weights of {name}", 0.2)
     model = _load_weights(path, settings.dtype)
     vocab_size = min(max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight.shape[0])
-    weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    eos_token_ids = _eos_token_ids(model, tokenizer, vocab_size)
+    fingerprint = tokenizer_fingerprint(tokenizer_json)
+    ids = drafted_ids(settings, vocab_size, fingerprint, {*eos_token_ids, *_special_ids(tokenizer)})
+    if ids is not None:
+        trim_head(model, ids)
     dtype = str(model.dtype).removeprefix("torch.")
     on_progress(f"preparing {name} for {device}", 0.7)
     model = model.to(device)  # type: ignore[arg-type]
+    is_int8 = isinstance(settings, DraftWorkerSettings) and settings.weight_dtype == "int8"
+    if is_int8:
+        quantize_linears(model)
+    num_bytes = weight_bytes(model)
+    weights = f"{dtype} with int8 weights" if is_int8 else dtype
     num_packed = pack_linears(model) if device.type == "cpu" else 0
     if device.type == "cpu" and path.is_dir():
         map_embedding(model, path)
     context = context_length(_own_context_length(model, settings), settings)
     is_exact = settings.numerics == "exact"
-    adapted = TransformersModel(model, vocab_size=vocab_size, context_length=context, exact=is_exact)
+    num_logits = vocab_size if ids is None else len(ids)
+    adapted = TransformersModel(model, vocab_size=num_logits, context_length=context, exact=is_exact)
     numerics = prove(adapted, on_progress) if is_exact else "fast"
     description = ModelDescription(
         model=name,
-        model_fingerprint=model_fingerprint(model.config.to_dict(), _weight_files(path), dtype),
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer_json),
+        model_fingerprint=model_fingerprint(model.config.to_dict(), _weight_files(path), weights),
+        tokenizer_fingerprint=fingerprint,
         vocab_size=vocab_size,
         context_length=context,
         tokenizer_json=tokenizer_json.encode(),
         chat_template=_chat_template(tokenizer),
         special_tokens={k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)},
-        eos_token_ids=_eos_token_ids(model, tokenizer, vocab_size),
+        eos_token_ids=eos_token_ids,
         bos_token_id=_bos_token_id(tokenizer),
         generation_defaults=_generation_defaults(path),
         dtype=dtype,
-        weight_bytes=weight_bytes,
-        numerics_fingerprint=_numerics(device, dtype, num_packed, settings.numerics),
+        weight_bytes=num_bytes,
+        numerics_fingerprint=_numerics(device, weights, num_packed, settings.numerics),
         versions={
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -90,7 +102,8 @@ def load_checkpoint(
         },
     )
     on_progress(f"{name} is loaded", 1.0)
-    return LoadedModel(adapted, description, tokenizer)
+    trimmed = adapted if ids is None else TrimmedModel(adapted, ids, vocab_size)
+    return LoadedModel(trimmed, description, tokenizer)
 
 
 def _load_tokenizer(path: Path) -> Any:
@@ -170,6 +183,12 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: Any, vocab_size: int) -> t
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     return tuple(sorted(i for i in ids if 0 <= i < vocab_size))
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    """Ids that mark text rather than spell it, turns of a chat among them."""
+    marked = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return marked | set(tokenizer.all_special_ids)
 
 
 def _bos_token_id(tokenizer: Any) -> int | None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm import toy
+from outrider.lm.draft_vocab import TrimmedToy, drafted_ids
 from outrider.lm.interface import LoadedModel
-from outrider.settings import WorkerSettings
+from outrider.settings import DraftWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]
 """Told what is being done, and how far it is in 0 to 1 (None: not known)."""
@@ -45,7 +46,14 @@ def context_length(own: int, settings: WorkerSettings) -> int:
 
 def _load_toy(settings: WorkerSettings) -> LoadedModel:
     spec = toy.parse_toy(settings.model)
-    model = toy.ToyModel(dataclasses.replace(spec, context=context_length(spec.context, settings)))
+    spec = dataclasses.replace(spec, context=context_length(spec.context, settings))
+    model = toy.ToyModel(spec)
+    if isinstance(settings, DraftWorkerSettings) and settings.weight_dtype != "auto":
+        raise InvalidArgument("weight_dtype: a toy has no weights to round, leave it auto", field="weight_dtype")
+    about = model.description
+    ids = drafted_ids(settings, about.vocab_size, about.tokenizer_fingerprint, about.eos_token_ids)
+    if ids is not None:
+        model = TrimmedToy(spec, ids)
     name = settings.model_name or settings.model
     return LoadedModel(model, dataclasses.replace(model.description, model=name))
 
