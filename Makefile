@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto bench clean
+.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -qq --constraint constraints.txt
 INSTALLED := .venv/.installed
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## .venv with everything: minutes the first time, then nothing to do
 
@@ -57,6 +57,13 @@ proto: setup  ## regenerate outrider/v1 from protos
 
 bench: setup  ## plain against speculative through the real services
 	$(BIN)/outrider bench
+
+# TARGET=, DRAFT=, PROMPTS=, PEER_PYTHON= reach these two as make variables or from the environment.
+bench-peers: setup  ## beside transformers and vLLM on this machine; last line is one JSON object
+	$(BIN)/python tests/benchmarks/peers.py
+
+bench-exact: setup  ## bf16 greedy text with drafts against plain text; last line is one JSON object
+	$(BIN)/python tests/benchmarks/exact.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

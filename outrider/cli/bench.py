@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli.bench_profile import describe_parts, mean_parts, profile
-from outrider.cli.bench_runs import PLAIN, Bench, Cell, bench_services
+from outrider.cli.bench_runs import NEUTRAL, PLAIN, Bench, Cell, bench_services
 from outrider.cli.bench_sweeps import (
     print_concurrency_sweep,
     print_gamma_sweep,
@@ -32,7 +32,6 @@ from outrider.errors import InvalidArgument
 from outrider.sampling.params import SamplingParams
 from outrider.settings import TargetWorkerSettings
 
-_NEUTRAL: GenerateOptions = {"ignore_eos": True, "report_steps": True, "seed": 1}
 MIXED_WORKLOAD = "mixed"
 
 Report = Callable[[str, float | None], None]
@@ -85,7 +84,7 @@ def _command(
         speculation: GenerateOptions = {"drafter": drafter, "acceptance": acceptance}
         if num_speculative_tokens is not None:
             speculation["num_speculative_tokens"] = num_speculative_tokens
-        common: GenerateOptions = {**_NEUTRAL, "max_tokens": max_tokens}
+        common: GenerateOptions = {**NEUTRAL, "max_tokens": max_tokens}
         run = _Run(settings, no_draft(draft), cells, sweep, quiet=as_json)
         result, profiles = asyncio.run(run.run(common, speculation))
         if profile_file is not None:

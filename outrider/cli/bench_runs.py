@@ -6,6 +6,7 @@ Draft and target worker are processes of their own, always.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,9 +20,19 @@ from outrider.cli.stack import Stack, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
 from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
-from outrider.settings import TargetWorkerSettings
+from outrider.settings import CoordinatorSettings, TargetWorkerSettings
 
 PLAIN: GenerateOptions = {"num_speculative_tokens": 0}
+NEUTRAL: GenerateOptions = {
+    "ignore_eos": True,
+    "report_steps": True,
+    "seed": 1,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""The model's own law whatever its generation defaults are, and answers of full length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +61,22 @@ class Bench:
         return for_model(list(cell.texts), self.info, kind=cell.workload)
 
     async def time(self, prompt: Prompt, cell: Cell, options: GenerateOptions) -> Timed:
-        """The answer and when it came, as a caller sees it."""
+        """The answer and when it came, as a caller sees it.
+
+        Every request is a tenant of its own, so that its prompt is computed anew: no run profits from the one before.
+        """
+        tenant = {CoordinatorSettings().trusted_tenant_header: f"bench-{secrets.token_hex(8)}"}
+        async with Client(self.stack.address, metadata=tenant) as client:
+            await client.model_info()  # the connection is there before the clock starts
+            return await self._time(client, prompt, cell, options)
+
+    async def _time(self, client: Client, prompt: Prompt, cell: Cell, options: GenerateOptions) -> Timed:
         begin = time.perf_counter()
         arrivals: list[float] = []
         started: Started | None = None
         chunks: list[Chunk] = []
         asked: GenerateOptions = {**self.common, "temperature": cell.temperature, **options}
-        async for event in self.client.generate(prompt, **asked):
+        async for event in client.generate(prompt, **asked):
             match event:
                 case Started():
                     started = event
@@ -107,12 +127,16 @@ class Bench:
 
 @asynccontextmanager
 async def bench_services(
-    settings: TargetWorkerSettings, draft: str | None, common: GenerateOptions, speculation: GenerateOptions
+    settings: TargetWorkerSettings,
+    draft: str | None,
+    common: GenerateOptions,
+    speculation: GenerateOptions,
+    **target_worker: Any,
 ) -> AsyncIterator[Bench]:
-    """Starts the three services for the target that `settings` names."""
+    """Starts the three services for the target that `settings` names, its worker with the settings `target_worker`."""
     err.print("[dim]starting the services...[/]")
     workers: dict[str, Any] = {
-        "target_worker": small_worker(settings.model, dtype=settings.dtype),
+        "target_worker": small_worker(settings.model, dtype=settings.dtype, **target_worker),
         "draft_worker": small_worker(draft, dtype=settings.dtype),
     }
     async with local_stack(settings.model, draft, **workers) as stack, Client(stack.address) as client:

@@ -1,0 +1,47 @@
+"""Variables that both benchmarks take, from the environment (so that make variables work)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outrider.cli.prompts import read_prompts
+from outrider.cli.stack import DEFAULT_MODEL
+from outrider.errors import InvalidArgument
+
+
+def text(name: str, default: str = "") -> str:
+    """An empty variable counts as absent: make passes those on."""
+    return os.environ.get(name, "").strip() or default
+
+
+def number(name: str, default: int) -> int:
+    """Raises InvalidArgument, naming the variable, unless it is a whole number above 0."""
+    value = text(name, str(default))
+    if not value.isdigit() or int(value) < 1:
+        raise InvalidArgument(f"{name} is {value!r}, must be a whole number above 0", field=name)
+    return int(value)
+
+
+def models() -> tuple[str, str]:
+    """(TARGET, DRAFT): the embedded model, drafting for itself, when neither is given.
+
+    Raises InvalidArgument when one is given alone.
+    """
+    if bool(text("TARGET")) != bool(text("DRAFT")):
+        missing = "DRAFT" if text("TARGET") else "TARGET"
+        raise InvalidArgument(f"{missing} is missing: give TARGET and DRAFT, or neither", field=missing)
+    return text("TARGET", DEFAULT_MODEL), text("DRAFT", DEFAULT_MODEL)
+
+
+def prompts(default_count: int) -> tuple[list[str], int]:
+    """PROMPTS is a JSONL file, a number of our own prompts, or both as FILE:NUMBER. Returns (prompts, how many)."""
+    path, _, count = text("PROMPTS").rpartition(":")
+    if count and not count.isdigit():
+        path, count = text("PROMPTS"), ""
+    found = read_prompts(Path(path) if path else None)
+    if not count:
+        return found, len(found) if path else default_count
+    if int(count) < 1:
+        raise InvalidArgument("PROMPTS asks for 0 prompts, must be at least 1", field="PROMPTS")
+    return found, int(count)

@@ -1,0 +1,157 @@
+"""The two benchmarks end in their JSON line, tell an absent peer, and count what differs. No speed is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import exact
+import options
+import peers
+import pytest
+from bandwidth import read_bandwidth
+from jobs import TRANSFORMERS, VLLM, Job, PeerAbsent, run_peer
+
+from outrider.errors import InvalidArgument
+
+HERE = Path(__file__).parent
+TOYS = {"TARGET": "toy:vocab=64,seed=1", "DRAFT": "toy:vocab=64,seed=1,agreement=0.9"}
+PEER_KEYS = [
+    "plain_vs_transformers", "plain_vs_vllm", "t0_vs_transformers", "t0_vs_vllm", "t1_vs_transformers", "t1_vs_vllm",
+    "pass_vs_floor",
+]  # fmt: skip
+
+
+def run(script: str, **variables: str) -> tuple[int, list[str], str]:
+    """(exit code, lines of stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / script)], capture_output=True, text=True, env={**os.environ, **variables}
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_peers_end_in_their_figures() -> None:
+    code, lines, errors = run("peers.py", **TOYS, PROMPTS="2", MAX_TOKENS="12")
+    assert code == 0, errors
+    figures = json.loads(lines[-1])
+    assert list(figures) == PEER_KEYS
+    assert set(figures.values()) == {None}  # no peer runs a toy, whose weights weigh nothing
+    assert any(line.startswith("transformers is absent: ") for line in lines)
+    assert any(line.startswith("vllm is absent: ") for line in lines)
+    assert sum(line.startswith("outrider ") for line in lines) == 4
+
+
+def test_exact_counts_equal_texts() -> None:
+    code, lines, errors = run("exact.py", **TOYS, PROMPTS="12", MAX_TOKENS="16", NUMERICS="fast")
+    assert code == 0, errors
+    figures = json.loads(lines[-1])
+    assert list(figures) == ["prompts", "identical", "concurrency", "drafted"]
+    assert (figures["prompts"], figures["identical"], figures["concurrency"]) == (12, 12, 8)
+    assert figures["drafted"] > 0
+
+
+@pytest.mark.parametrize("script", ["peers.py", "exact.py"])
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"TARGET": "toy:"}, "DRAFT is missing"),
+        ({"PROMPTS": "no-such-file.jsonl"}, "no-such-file.jsonl"),
+        ({"MAX_TOKENS": "many"}, "MAX_TOKENS is 'many'"),
+    ],
+)
+def test_bad_variables_are_usage_errors(script: str, variables: dict[str, str], says: str) -> None:
+    code, lines, errors = run(script, **{**TOYS, **({"DRAFT": ""} if "TARGET" in variables else {}), **variables})
+    assert code == 2
+    assert says in errors
+    assert not any(line.startswith("{") for line in lines)
+
+
+def test_ratios_are_medians_over_prompts_against_the_best_gamma() -> None:
+    ours = peers.Ours(
+        seconds={(0, 0.0): [2, 2, 2], (1, 0.0): [1, 1, 1], (0, 1.0): [2, 2, 2], (1, 1.0): [1, 1, 2]},
+        prompt_ids=[],
+        pass_ms=30,
+        weight_bytes=200,
+        bytes_per_s=10_000,
+        num_draft_tokens=1,
+        simulated=False,
+    )
+    theirs = {
+        (0, 0.0): [3.0, 4.0, 40.0],
+        (0, 1.0): [1.0, 1.0, 1.0],
+        (2, 0.0): [2.0, 2.0, 2.0],
+        (3, 0.0): [1.5, 1.5, 1.9],
+        (2, 1.0): [4.0, 3.0, 3.0],
+    }
+    assert peers.figures(ours, {"transformers": theirs}) == {
+        "plain_vs_transformers": 2,
+        "plain_vs_vllm": None,
+        "t0_vs_transformers": 1.5,
+        "t0_vs_vllm": None,
+        "t1_vs_transformers": 3,
+        "t1_vs_vllm": None,
+        "pass_vs_floor": 1.5,
+    }
+
+
+@pytest.mark.slow
+def test_transformers_runs_a_job(tmp_path: Path) -> None:
+    import transformers
+
+    for name, layers in (("target", 2), ("draft", 1)):
+        config = transformers.LlamaConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2
+        )
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+    prompts = [[1, 2, 3], [4, 5, 6, 7]]
+    job = Job(str(tmp_path / "target"), str(tmp_path / "draft"), "bfloat16", 12, prompts, [0.0, 1.0], [0, 2])
+    environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    seconds = run_peer(sys.executable, TRANSFORMERS, job, environment)
+    assert sorted(seconds) == [(0, 0.0), (0, 1.0), (2, 0.0), (2, 1.0)]
+    assert all(len(values) == 2 and min(values) > 0 for values in seconds.values())
+
+
+def test_an_absent_peer_says_why() -> None:
+    job = Job("target", "draft", "bfloat16", 4, [[1]], [0.0], [0])
+    with pytest.raises(PeerAbsent, match="cannot be started"):
+        run_peer("no-such-python", VLLM, job)
+    with pytest.raises(PeerAbsent, match="no_such_script"):
+        run_peer(sys.executable, HERE / "no_such_script.py", job)
+
+
+def test_prompts_by_file_by_number_or_by_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+
+    def found(value: str) -> tuple[int, int]:
+        monkeypatch.setenv("PROMPTS", value)
+        texts, count = options.prompts(7)
+        return len(texts), count
+
+    assert found("") == (41, 7)
+    assert found("3") == (41, 3)
+    assert found(str(path)) == (2, 2)
+    assert found(f"{path}:5") == (2, 5)
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        found("0")
+
+
+def test_two_hundred_prompts_are_distinct() -> None:
+    texts = [f"text {index}" for index in range(41)]
+    assert len(set(exact.distinct(texts, 500))) == 500
+    assert exact.distinct(texts, 41) == texts
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "where"), [((1, 2), (1, 2), None), ((1, 2), (1, 3), 1), ((1, 2), (1, 2, 3), 2), ((), (1,), 0)]
+)
+def test_first_difference(plain: Any, other: Any, where: int | None) -> None:
+    assert exact.first_difference(plain, other) == where
+
+
+def test_bandwidth_is_a_rate() -> None:
+    assert 1e6 < read_bandwidth(num_bytes=1 << 22, num_repetitions=2) < 1e14
