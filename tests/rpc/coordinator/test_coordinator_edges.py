@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+from collections.abc import Callable
 
 import grpc
 import pytest
 from conftest import SCALE
+from google.protobuf.descriptor import FieldDescriptor
 from stack import in_process_stack
 
 from outrider import Client
@@ -90,3 +93,50 @@ async def test_detokenize_of_a_huge_list_runs_beside_other_calls() -> None:
         assert num_answers > 0
         with pytest.raises(OutriderError, match="index 2"):
             await client.detokenize([1, 2, 48])
+
+
+def _impossible() -> list[tuple[str, pb.GenerateRequest]]:
+    """Every double with NaN and infinities, every int64 below zero and at the top, every list of ids out of range:
+    found in the messages themselves, so that a new field is asked too."""
+    cases = []
+
+    def add(field: str, set_field: Callable[[pb.GenerateRequest], object]) -> None:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]))
+        set_field(request)
+        cases.append((field, request))
+
+    for section in ("sampling", "stopping", "output", "speculation"):
+        for field in pb.GenerateRequest.DESCRIPTOR.fields_by_name[section].message_type.fields:
+            values: tuple[float, ...] = ()
+            if field.type == FieldDescriptor.TYPE_DOUBLE:
+                values = (math.nan, math.inf, -math.inf, 1e308, -1.0 if field.name == "temperature" else -3.0)
+            elif field.type == FieldDescriptor.TYPE_INT64:
+                values = (-1, -(2**63), 2**63 - 1)
+            for value in values:
+                add(f"{section}.{field.name}", lambda r, s=section, f=field, v=value: setattr(getattr(r, s), f.name, v))
+    for value in (48, 2**32 - 1):
+        add("token_ids.ids", lambda r, v=value: r.token_ids.ids.append(v))
+        add("resume_token_ids", lambda r, v=value: r.resume_token_ids.append(v))
+        add("stopping.stop_token_ids", lambda r, v=value: r.stopping.stop_token_ids.append(v))
+        add("sampling.logit_bias", lambda r, v=value: r.sampling.logit_bias.update({v: 1.0}))
+        add("sampling.allowed_token_ids", lambda r, v=value: r.sampling.allowed_token_ids.ids.append(v))
+    for value in (math.nan, math.inf, -math.inf, 101.0):
+        add("sampling.logit_bias[3]", lambda r, v=value: r.sampling.logit_bias.update({3: v}))
+    for value in (-1, 4, 99, 2**31 - 1):
+        add("speculation.acceptance", lambda r, v=value: setattr(r.speculation, "acceptance", v))
+    return cases
+
+
+async def test_every_impossible_number_is_refused_by_its_field() -> None:
+    cases = _impossible()
+    assert len(cases) > 50
+    async with in_process_stack(TARGET, DRAFT) as stack:
+        async with grpc.aio.insecure_channel(stack.address, options=CLIENT_OPTIONS) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            for field, request in cases:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Generate(request, timeout=30).read()
+                error = from_rpc_error(refused.value)
+                assert (error.status, error.field) == ("INVALID_ARGUMENT", field), request
+        async with Client(stack.address) as client:
+            assert len((await client.complete([1], max_tokens=3)).token_ids) == 3
