@@ -1,4 +1,4 @@
-"""Admission by blocks: a sequence opens when blocks for its whole life can be promised, first come, first served.
+"""Admission by blocks: a sequence opens when blocks for its whole life can be promised, by priority, then in order.
 
 With `overcommit` 1 all promises can be kept at once; beyond, they count on streams that end early or share blocks, and
 on preemption where that does not come true. What could never fit is refused at once; beyond a bounded queue an open is
@@ -8,10 +8,10 @@ refused with a retry delay.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +45,7 @@ class Admission:
         self._num_promised = 0
         self._serials = itertools.count()
         self._lock = threading.Lock()
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: list[_Waiter] = []
         self._stopped = False
         self._num_open = 0
         self._mean_life_s = 1.0
@@ -63,7 +63,8 @@ class Admission:
         with self._lock:
             if self._stopped:
                 raise Unavailable("the engine has stopped", retry_delay_s=1.0)
-            if not self._waiters and self._can_promise(sequence):
+            is_next = not self._waiters or sequence.rank < self._waiters[0].sequence.rank
+            if is_next and self._can_promise(sequence):
                 self._promise(sequence)
                 return sequence
             if len(self._waiters) >= self.max_waiting_sessions:
@@ -74,7 +75,7 @@ class Admission:
                     retry_delay_s=self._expected_wait_s(),
                 )
             waiter = _Waiter(sequence, asyncio.get_running_loop())
-            self._waiters.append(waiter)
+            bisect.insort(self._waiters, waiter, key=lambda w: w.sequence.rank)
         try:
             await waiter.future
         except asyncio.CancelledError:
@@ -93,7 +94,7 @@ class Admission:
         """Refuses from now on; those that wait get Aborted."""
         with self._lock:
             self._stopped = True
-            waiters, self._waiters = self._waiters, deque()
+            waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             post(waiter.loop, settle, waiter.future, None, None)
 
@@ -136,7 +137,7 @@ class Admission:
 
     def _admit(self) -> None:
         while self._waiters and self._can_promise(self._waiters[0].sequence):
-            waiter = self._waiters.popleft()
+            waiter = self._waiters.pop(0)
             waiter.admitted = True
             self._promise(waiter.sequence)
             post(waiter.loop, settle, waiter.future, None, None)

@@ -10,7 +10,7 @@ from outrider.errors import InvalidArgument
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
 from outrider.lm.toy import ToyModel
-from outrider.settings import DraftWorkerSettings, WorkerSettings
+from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 MAX_DEFAULT_CACHE_BYTES = 4 << 30
 CPU_PREFILL_ROWS = 8
@@ -42,7 +42,7 @@ def _sharing(settings: WorkerSettings) -> dict[str, float]:
     """A draft worker lets every session in: a lost cache there costs time, a session that waits drafts nothing."""
     if isinstance(settings, DraftWorkerSettings):
         return {"overcommit": math.inf, "idle_grace_s": 0.0}
-    return {}
+    return {"overcommit": settings.cache_overcommit} if isinstance(settings, TargetWorkerSettings) else {}
 
 
 def _cache_namespace(loaded: LoadedModel) -> str:

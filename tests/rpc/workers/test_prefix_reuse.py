@@ -14,6 +14,8 @@ from session_clients import (
     target_opening,
 )
 
+from outrider.sampling.params import AcceptanceRule, SamplingParams
+
 PROMPT = [(5 * i + i // 3) % 16 for i in range(40)]
 
 
@@ -74,3 +76,32 @@ async def test_more_draft_sessions_than_blocks_all_draft_the_same_as_with_room()
             return drafted
 
     assert await texts(6) == await texts(100)
+
+
+async def test_preempted_streams_give_the_text_they_give_alone():
+    """6 streams that grow to 5 blocks each, on 12: whoever came last loses its blocks and is computed again."""
+    params = SamplingParams(acceptance=AcceptanceRule.COUPLED, seed=3)
+
+    async def texts(blocks, at_once):
+        model = f"toy:vocab=16,order=0,seed=1,blocks={blocks}"
+        async with running_target(model, block_size=16, cache_overcommit=4) as worker:
+
+            async def opened(index):
+                call, prompt = worker.target.Session(), [index, *PROMPT[:20]]
+                opening = target_opening(prompt, max_tokens=58, sampling=params)
+                return call, [*prompt, *(await ask(call, open_request(opening))).verdict.committed_ids]
+
+            async def text(call, ids):
+                answer = [*ids, *(await decoded_ids(call, ids, 57))]
+                call.cancel()
+                return answer
+
+            if at_once:
+                streams = [await opened(index) for index in range(6)]  # all blocks are taken, all streams go on
+                answers = await asyncio.gather(*(text(*stream) for stream in streams))
+            else:
+                answers = [await text(*(await opened(index))) for index in range(6)]
+            await worker.wait_idle()
+            return answers
+
+    assert await texts(12, at_once=True) == await texts(100, at_once=False)

@@ -106,7 +106,7 @@ async def test_describe_worker_tells_model_limits_and_itself():
 @pytest.mark.parametrize("when", ["prefill", "waiting_for_blocks", "idle", "decode"])
 async def test_every_end_frees_session_and_blocks(how, when):
     """One block is 16 tokens; each pass takes 20 ms, so that the end comes in the middle of something."""
-    async with running_target("toy:vocab=16,seed=1,pass_ms=20,blocks=4") as worker:
+    async with running_target("toy:vocab=16,seed=1,pass_ms=20,blocks=4", cache_overcommit=1) as worker:
         holder = None
         if when == "waiting_for_blocks":
             holder, _ = await opened(worker, target_opening(max_tokens=50))
@@ -160,7 +160,7 @@ async def test_many_streams_cancelled_at_random_moments_leave_nothing():
 
 
 async def test_blocks_run_out_others_wait_and_then_are_refused_with_a_delay():
-    async with running_target("toy:vocab=16,seed=1,blocks=2", max_waiting_sessions=1) as worker:
+    async with running_target("toy:vocab=16,seed=1,blocks=2", max_waiting_sessions=1, cache_overcommit=1) as worker:
         holder, _ = await opened(worker, target_opening(max_tokens=28))
         waiting = worker.target.Session()
         await waiting.write(open_request(target_opening(max_tokens=28)))
