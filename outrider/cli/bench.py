@@ -24,7 +24,7 @@ from outrider.cli.bundles import prepare
 from outrider.cli.console import out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.measure import Acceptance, Pace, Timed, formula_speedup, median, percentile, steps_of
-from outrider.cli.options import Draft, Json, Target, no_draft
+from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
 from outrider.cli.prompts import WORKLOADS, read_prompts, spread
 from outrider.cli.stack import DEFAULT_MODEL, small_worker
 from outrider.client import GenerateOptions
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 def _command(
     target: Target = DEFAULT_MODEL,
-    draft: Draft = DEFAULT_MODEL,
+    draft: Draft = AUTO_DRAFT,
     prompts: Annotated[Path | None, typer.Option(help='JSONL with {"prompt": "..."} lines; absent: our own.')] = None,
     workload: Annotated[
         list[str] | None,
@@ -85,7 +85,7 @@ def _command(
         if num_speculative_tokens is not None:
             speculation["num_speculative_tokens"] = num_speculative_tokens
         common: GenerateOptions = {**NEUTRAL, "max_tokens": max_tokens}
-        run = _Run(settings, no_draft(draft), cells, sweep, quiet=as_json)
+        run = _Run(settings, choose_draft(target, draft), cells, sweep, quiet=as_json)
         result, profiles = asyncio.run(run.run(common, speculation))
         if profile_file is not None:
             profile_file.write_text(json.dumps(profiles, indent=1) + "\n", encoding="utf-8")

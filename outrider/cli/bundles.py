@@ -17,7 +17,11 @@ def prepare(*models: str | None, revision: str = "") -> str:
     path = ""
     for model in dict.fromkeys(filter(None, models)):
         path = model
-        if not model.startswith("toy:"):
+        if model.startswith("toy:"):
+            from outrider.lm.toy import parse_toy
+
+            parse_toy(model)
+        else:
             from outrider.lm.loading import locate
 
             with progress(model) as report:

@@ -12,7 +12,7 @@ from outrider.cli.bundles import prepare
 from outrider.cli.console import err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.measure import Acceptance, steps_of
-from outrider.cli.options import Draft, Target, no_draft
+from outrider.cli.options import AUTO_DRAFT, Draft, Target, choose_draft
 from outrider.cli.prompts import for_model, read_prompts
 from outrider.cli.stack import DEFAULT_MODEL, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
@@ -31,13 +31,13 @@ def register(app: typer.Typer) -> None:
 
 def _command(
     target: Target = DEFAULT_MODEL,
-    draft: Draft = DEFAULT_MODEL,
+    draft: Draft = AUTO_DRAFT,
     max_tokens: Annotated[int, typer.Option(min=8, help="Length of each answer.")] = 64,
 ) -> None:
     """Stream one chat completion, then compare it with plain decoding. Exit code 1 if a text differs."""
     with reporting_errors():
         refuse_unknown_variables()
-        raise SystemExit(0 if asyncio.run(_demo(target, no_draft(draft), max_tokens)) else 1)
+        raise SystemExit(0 if asyncio.run(_demo(target, choose_draft(target, draft), max_tokens)) else 1)
 
 
 async def _demo(target: str, draft: str | None, max_tokens: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,19 +13,17 @@ from typing import Any
 import psutil
 import typer
 from packaging.requirements import Requirement
+from pydantic import ValidationError
 
-from outrider.cli.console import EXIT_FAILURE, describe_failure, err, out, print_json
+from outrider.cli.bundles import known_models
+from outrider.cli.console import EXIT_FAILURE, describe_failure, err, out, print_json, reporting_errors
 from outrider.cli.flags import CLIENT_VARIABLES
-from outrider.cli.options import Draft, Json, Target, no_draft
+from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
+from outrider.cli.ports import listen_fault
+from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.errors import OutriderError
-from outrider.settings import (
-    CoordinatorSettings,
-    DraftWorkerSettings,
-    ServerSettings,
-    TargetWorkerSettings,
-    unknown_variables,
-)
+from outrider.settings import unknown_variables
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -46,13 +43,15 @@ def register(app: typer.Typer) -> None:
     app.command("doctor", rich_help_panel="Prove and measure")(_command)
 
 
-def _command(target: Target = DEFAULT_MODEL, draft: Draft = DEFAULT_MODEL, as_json: Json = False) -> None:
+def _command(target: Target = DEFAULT_MODEL, draft: Draft = AUTO_DRAFT, as_json: Json = False) -> None:
     """Check versions, settings, ports, memory, GPU, threads, and that target and draft share a tokenizer.
 
     Exit code 1 if a check fails.
     """
     checks = []
-    for check in run_checks(target, no_draft(draft)):
+    with reporting_errors():
+        chosen = choose_draft(target, draft)
+    for check in run_checks(target, chosen):
         checks.append(check)
         if not as_json:
             out.print(f"[{_COLOURS[check.state]}]{check.state:>4}[/]  [bold]{check.name}[/]: {check.detail}")
@@ -68,11 +67,12 @@ def run_checks(target: str, draft: str | None) -> Iterator[Check]:
     """Every check, in the order that a fix would take."""
     yield from check_packages()
     yield check_variables()
-    for cls in (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings):
-        yield check_port(cls)
+    settings = list(check_settings())
+    yield from settings
     yield check_threads()
     yield from check_gpu()
-    yield from check_models(target, draft)
+    if all(check.state != "fail" for check in settings):  # loading reads them too
+        yield from check_models(target, draft)
 
 
 def check_packages() -> Iterator[Check]:
@@ -105,16 +105,30 @@ def check_variables() -> Check:
     return Check("ok", "environment", "no unknown OUTRIDER_ variable")
 
 
-def check_port(cls: type[ServerSettings]) -> Check:
-    settings = cls()
-    name = f"port {settings.port} ({(cls.__doc__ or '').rstrip('.').split()[-1]})"
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def check_settings() -> Iterator[Check]:
+    """That the environment's values can be read, and then each port once, with those that would listen there."""
+    roles_of: dict[tuple[str, int], list[str]] = {}
+    for role, cls in SETTINGS.items():
         try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            return Check("warn", name, f"{error.strerror}: fine if that is outrider", "choose another --port")
-    return Check("ok", name, "free")
+            settings = cls()
+        except ValidationError as error:
+            yield Check("fail", f"settings of the {role}", describe_failure(error)[0], "mend the variable, or unset it")
+        else:
+            roles_of.setdefault((settings.host, settings.port), []).append(role)
+    for (host, port), roles in roles_of.items():
+        yield _check_port(host, port, roles)
+
+
+def _check_port(host: str, port: int, roles: list[str]) -> Check:
+    name = f"port {port} ({', '.join(roles)})"
+    fault = listen_fault(host, port)
+    if not fault:
+        return Check("ok", name, "free")
+    if "coordinator" in roles:
+        fix = "none if an outrider coordinator runs there; else `outrider up --port`, or OUTRIDER_PORT"
+    else:
+        fix = f"only `outrider {roles[0]}` needs it, give it another --port; `outrider up` takes free ports for workers"
+    return Check("warn", name, fault, fix)
 
 
 def check_threads() -> Check:
@@ -148,7 +162,7 @@ def check_models(target: str, draft: str | None) -> Iterator[Check]:
             continue
         loaded = _attempt(lambda model=model: _description(model))  # type: ignore[misc]
         if isinstance(loaded, str):
-            yield Check("fail", role, f"{model}: {loaded}", f"give another --{role}, or `outrider models get {model}`")
+            yield Check("fail", role, f"{model}: {loaded}", _model_fix(role, model))
             continue
         detail = f"{model}: {loaded.vocab_size} ids, context {loaded.context_length}, {loaded.dtype}"
         yield Check("ok", role, detail + (", SIMULATED" if loaded.simulated else ""))
@@ -157,6 +171,14 @@ def check_models(target: str, draft: str | None) -> Iterator[Check]:
         yield _check_tokenizers(*descriptions)
     if descriptions:
         yield _check_memory(sum(d.weight_bytes for d in descriptions))
+
+
+def _model_fix(role: str, model: str) -> str:
+    if model.startswith("toy:"):
+        return f"mend --{role}"
+    if "/" in model or model in (row["model"] for row in known_models()):
+        return f"`outrider models get {model}`, or give another --{role}"
+    return f"give another --{role}: a name that `outrider models list` shows, a hub id (owner/name), a folder or a file"
 
 
 def _check_tokenizers(target: Any, draft: Any) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_args, get_origin
@@ -71,6 +72,14 @@ def refuse_unknown_variables() -> None:
     unknown = unknown_variables(CLIENT_VARIABLES)
     if unknown:
         raise InvalidArgument(f"unknown environment variable {', '.join(unknown)}: unset it, or mend its name")
+
+
+def refuse_variables(meant: Mapping[str, str], command: str) -> None:
+    """Refuses settings variables that `command` cannot honour; `meant` maps a field to what to use instead."""
+    for name, instead in meant.items():
+        variable = PREFIX + name.upper()
+        if os.environ.get(variable):
+            raise InvalidArgument(f"{variable} means nothing to `outrider {command}`: unset it, and {instead}")
 
 
 def to_flags(values: Mapping[str, Any]) -> list[str]:

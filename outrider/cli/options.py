@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Annotated, Any, Literal
 
 import typer
 
+from outrider.cli.console import err
 from outrider.cli.flags import flag_of, keyword
+from outrider.cli.stack import DEFAULT_MODEL
 from outrider.client import GenerateOptions
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
+AUTO_DRAFT = "auto"
+TOY_AGREEMENT = 0.8
+"""Of the draft that a toy target gets when the user names none."""
 
 Address = Annotated[
     str, typer.Option("--address", "-a", envvar="OUTRIDER_ADDRESS", help="host:port of the coordinator.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print for machines: JSON on stdout.")]
 Target = Annotated[str, typer.Option("--target", help="Target: bundle, hub id, folder, GGUF file or toy:key=value,...")]
-Draft = Annotated[str, typer.Option("--draft", help="Draft, in the same forms; `none` for no draft worker.")]
+Draft = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        help=f"Draft, in the same forms; `none` for no draft worker. auto: {DEFAULT_MODEL}, or for a toy target the "
+        f"same toy with agreement {TOY_AGREEMENT}.",
+    ),
+]
 
 # Meanings and ranges are the server's to judge: it refuses with the name of the field.
 _REQUEST: dict[str, tuple[Any, str]] = {
@@ -58,6 +71,19 @@ def given_options(values: dict[str, Any]) -> GenerateOptions:
     return {name: values[name] for name in _REQUEST if values.get(name) not in (None, [])}  # type: ignore[return-value]
 
 
-def no_draft(draft: str) -> str | None:
-    """None where the user asked for no draft worker."""
-    return None if draft in ("", "none") else draft
+def choose_draft(target: str, draft: str) -> str | None:
+    """The draft model; None where the user asked for no draft worker. Says so where a toy is chosen for the user.
+
+    Raises InvalidArgument for a toy target that is none.
+    """
+    if draft in ("", "none"):
+        return None
+    if draft != AUTO_DRAFT:
+        return draft
+    if not target.startswith("toy:"):
+        return DEFAULT_MODEL
+    from outrider.lm.toy import parse_toy
+
+    toy = dataclasses.replace(parse_toy(target), agreement=TOY_AGREEMENT, nan_after=0).text()
+    err.print(f"[dim]no --draft is given: drafting with {toy}[/]")
+    return toy

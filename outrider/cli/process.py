@@ -77,9 +77,12 @@ class Child:
     async def death(self) -> str:
         """Why it died, for people. Only after it did."""
         await asyncio.wait(self._readers, timeout=1.0)
+        return f"{self.role} {self.how_it_ended()}. Its last words:\n{self._last()}"
+
+    def how_it_ended(self) -> str:
+        """By which signal, or with which exit code. Only after it did."""
         code = self.exit_code
-        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
-        return f"{self.role} {how}. Its last words:\n{self._last()}"
+        return f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
 
     def _last(self) -> str:
         return "\n".join(f"  {line}" for line in list(self.stderr_tail)[-12:]) or "  (none)"

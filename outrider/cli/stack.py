@@ -9,22 +9,34 @@ Draft and target work in turns, so each may use all cores.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 
+from outrider.cli.console import err
 from outrider.cli.flags import to_flags
 from outrider.cli.process import Child, OnLine
 from outrider.client import Client
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import FailedPrecondition, OutriderError, Unavailable
+from outrider.results import Worker
 from outrider.settings import WorkerSettings
 
 DEFAULT_MODEL = "smollm2-135m"
 SMALL_CACHE_BYTES = 512 << 20
 Values = Mapping[str, Any]
+
+
+TARGET_WORKER, DRAFT_WORKER, COORDINATOR = "target-worker", "draft-worker", "coordinator"
+ROLES = (TARGET_WORKER, DRAFT_WORKER, COORDINATOR)
+REPORT_INTERVAL_S = 10.0
+"""How often a start that takes long says what it waits for."""
+
+
+class ServicesStopped(Unavailable):
+    """A service that the others cannot do without has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +45,12 @@ class Stack:
 
     address: str
     processes: Mapping[str, Child]
+    _launcher: _Launcher = field(repr=False)
 
-    async def first_exit(self) -> Child:
-        """Whichever process ends first."""
-        waits = {asyncio.create_task(child.wait()): child for child in self.processes.values()}
+    async def first_exit(self, roles: Sequence[str] = ROLES) -> Child:
+        """Whichever process of these roles ends first."""
+        running = [child for role, child in self.processes.items() if role in roles]
+        waits = {asyncio.create_task(child.wait()): child for child in running}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return waits[done.pop()]
@@ -44,9 +58,30 @@ class Stack:
             for wait in waits:
                 wait.cancel()
 
+    async def restart(self, role: str) -> None:
+        """Starts a process that ended, at its old address, and returns once it serves. Raises Unavailable."""
+        port = int(self.processes[role].address.rpartition(":")[2])
+        await self._launcher.start(role, {"port": port})
+
     def resident_bytes(self) -> dict[str, int]:
         """Memory that each process holds now."""
         return {role: psutil.Process(child.pid).memory_info().rss for role, child in self.processes.items()}
+
+
+class _Launcher:
+    """Starts processes, each with the settings of its role. `processes` holds the latest one of each."""
+
+    def __init__(self, settings: Mapping[str, Values], on_line: OnLine | None, ready_timeout_s: float) -> None:
+        self.processes: dict[str, Child] = {}
+        self._settings = settings
+        self._on_line = on_line
+        self._ready_timeout_s = ready_timeout_s
+
+    async def start(self, role: str, values: Values | None = None) -> str:
+        """Its address, once it serves. `values` outweigh the settings of the role."""
+        flags = to_flags({**self._settings[role], **(values or {})})
+        self.processes[role] = child = await Child.start(role, flags, self._on_line)
+        return await child.wait_ready(self._ready_timeout_s)
 
 
 @asynccontextmanager
@@ -65,26 +100,27 @@ async def local_stack(
     """Starts the services, waits until the coordinator sees its workers healthy, and ends all of them afterwards.
 
     draft: None for no draft worker. shared: settings of all three; the others of one. Ports are free ones unless given.
-    on_line(role, line) gets what the processes print. Raises Unavailable with a process's last words when it dies.
+    on_line(role, line) gets what the processes print. Raises Unavailable with a process's last words when it dies, and
+    FailedPrecondition when target and draft do not match.
     """
     common = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 2.0, **(shared or {})}
-    processes: dict[str, Child] = {}
-
-    async def start(role: str, values: Values) -> str:
-        processes[role] = child = await Child.start(role, to_flags({**common, **values}), on_line)
-        return await child.wait_ready(ready_timeout_s)
-
+    settings = {
+        TARGET_WORKER: {**common, "model": target, **(target_worker or {})},
+        DRAFT_WORKER: {**common, "model": draft, **(draft_worker or {})},
+        COORDINATOR: {**common, **(coordinator or {})},
+    }
+    launcher = _Launcher(settings, on_line, ready_timeout_s)
+    processes = launcher.processes
     try:
-        starting = [start("target-worker", {"model": target, **(target_worker or {})})]
-        if draft:
-            starting.append(start("draft-worker", {"model": draft, **(draft_worker or {})}))
-        targets, *drafts = await _gather(starting)
+        roles = [TARGET_WORKER, DRAFT_WORKER] if draft else [TARGET_WORKER]
+        targets, *drafts = await _gather([launcher.start(role) for role in roles])
         workers = {"target_workers": targets, "draft_workers": ",".join(drafts)}
-        address = await start("coordinator", {**workers, **(coordinator or {})})
-        stack = Stack(address, processes)
-        await _wait_healthy(stack, num_workers=1 + len(drafts), timeout_s=ready_timeout_s)
+        stack = Stack(await launcher.start(COORDINATOR, workers), processes, launcher)
+        await _wait_healthy(stack, num_workers=len(roles), timeout_s=ready_timeout_s)
         try:
             yield stack
+        except ServicesStopped:
+            raise
         except OutriderError as error:
             for child in processes.values():
                 if child.exit_code is not None:
@@ -92,8 +128,8 @@ async def local_stack(
             raise
     finally:
         # The coordinator first: it ends its sessions in peace while the workers still answer.
-        if "coordinator" in processes:
-            await processes["coordinator"].stop(stop_grace_s)
+        if COORDINATOR in processes:
+            await processes[COORDINATOR].stop(stop_grace_s)
         await asyncio.gather(*(child.stop(stop_grace_s) for child in processes.values()))
 
 
@@ -117,6 +153,9 @@ async def _gather(starting: list[Any]) -> list[str]:
 
 async def _wait_healthy(stack: Stack, *, num_workers: int, timeout_s: float) -> None:
     died = asyncio.create_task(stack.first_exit())
+    loop = asyncio.get_running_loop()
+    next_report = loop.time() + REPORT_INTERVAL_S
+    workers: tuple[Worker, ...] = ()
     try:
         async with Client(stack.address, timeout_s=5.0) as client, asyncio.timeout(timeout_s):
             while True:
@@ -125,9 +164,25 @@ async def _wait_healthy(stack: Stack, *, num_workers: int, timeout_s: float) -> 
                 workers = (await client.server_info()).workers
                 if sum(worker.healthy for worker in workers) >= num_workers:
                     return
+                _refuse_mismatch(workers)
+                if loop.time() >= next_report:
+                    next_report = loop.time() + REPORT_INTERVAL_S
+                    err.print(f"still waiting: {_faults(workers)}", style="dim", markup=False)
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        details = "; ".join(f"{w.role} worker {w.address}: {w.detail or 'not healthy'}" for w in workers) or "no worker"
-        raise Unavailable(f"the coordinator cannot use its workers: {details}") from None
+        raise Unavailable(f"the coordinator cannot use its workers: {_faults(workers)}") from None
     finally:
         died.cancel()
+
+
+def _refuse_mismatch(workers: Sequence[Worker]) -> None:
+    """What no waiting mends: the coordinator has both descriptions, and they do not go together."""
+    for worker in workers:
+        if "MISMATCH" in worker.detail:
+            fix = "; or give --draft none" if worker.role == "draft" else ""
+            raise FailedPrecondition(f"{worker.role} worker {worker.address}: {worker.detail}{fix}")
+
+
+def _faults(workers: Sequence[Worker]) -> str:
+    faults = (f"{w.role} worker {w.address}: {w.detail or 'not healthy'}" for w in workers if not w.healthy)
+    return "; ".join(faults) or "the coordinator knows no worker"

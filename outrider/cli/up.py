@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import shlex
 import signal
 from typing import Annotated, Any
 
@@ -11,16 +13,36 @@ import typer
 
 from outrider.cli.bundles import prepare
 from outrider.cli.console import err, out, reporting_errors
-from outrider.cli.flags import parameter, read_settings, refuse_unknown_variables, with_parameters
-from outrider.cli.options import Draft, Target, no_draft
-from outrider.cli.stack import DEFAULT_MODEL, Stack, local_stack
-from outrider.errors import Unavailable
+from outrider.cli.flags import parameter, read_settings, refuse_unknown_variables, refuse_variables, with_parameters
+from outrider.cli.options import AUTO_DRAFT, Draft, Target, choose_draft
+from outrider.cli.ports import require_free
+from outrider.cli.stack import (
+    COORDINATOR,
+    DEFAULT_MODEL,
+    DRAFT_WORKER,
+    TARGET_WORKER,
+    ServicesStopped,
+    Stack,
+    local_stack,
+)
+from outrider.errors import OutriderError
 from outrider.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
 
 _COORDINATOR_FLAGS = ("port", "num_speculative_tokens", "max_speculative_tokens", "acceptance", "default_max_tokens")
 _WORKER_FLAGS = ("dtype", "device", "num_threads", "kv_cache_bytes", "max_context_length", "revision")
 _SHARED_FLAGS = ("host", "log_level")
 _WORKER_OF_PORT = {"target_port": "target_worker", "draft_port": "draft_worker"}
+_NOT_HONOURED = {
+    "model": "give --target and --draft",
+    "target_workers": "let it start its own, or run `outrider coordinator`",
+    "draft_workers": "let it start its own, or run `outrider coordinator`",
+    "advertise_address": "run `outrider target-worker` and `outrider draft-worker` apart",
+}
+TOY_TEXT = "!!"
+"""A text of every toy: its id 0, twice."""
+RESTART_DELAY_S = 1.0
+MAX_RESTART_DELAY_S = 60.0
+"""A draft worker that ended is started again after the first, each time in twice that; after a long life from anew."""
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +51,7 @@ def register(app: typer.Typer) -> None:
     port_help = "Port of the {} worker; 0 picks a free one."
     parameters = [
         inspect.Parameter("target", keyword_only, default=DEFAULT_MODEL, annotation=Target),
-        inspect.Parameter("draft", keyword_only, default=DEFAULT_MODEL, annotation=Draft),
+        inspect.Parameter("draft", keyword_only, default=AUTO_DRAFT, annotation=Draft),
         *(parameter(name, CoordinatorSettings.model_fields[name]) for name in (*_SHARED_FLAGS, *_COORDINATOR_FLAGS)),
         *(parameter(name, TargetWorkerSettings.model_fields[name]) for name in _WORKER_FLAGS),
         parameter("drafters", DraftWorkerSettings.model_fields["drafters"]),
@@ -47,7 +69,8 @@ def _port(name: str, text: str) -> inspect.Parameter:
 def _command(*, target: str, draft: str, **given: Any) -> None:
     with reporting_errors():
         refuse_unknown_variables()
-        asyncio.run(_up(target, no_draft(draft), given))
+        refuse_variables(_NOT_HONOURED, "up")
+        asyncio.run(_up(target, choose_draft(target, draft), given))
 
 
 def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -60,8 +83,12 @@ def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {name: given[name] for name in names if given.get(name) is not None}
 
     ports = {worker: {"port": given.get(name, 0)} for name, worker in _WORKER_OF_PORT.items()}
+    own = CoordinatorSettings(**pick(("host",)))
+    shared = {"host": own.host} | (
+        {"drain_grace_s": own.drain_grace_s} if "drain_grace_s" in own.model_fields_set else {}
+    )
     settings = {
-        "shared": {"host": CoordinatorSettings(**pick(("host",))).host, **pick(_SHARED_FLAGS)},
+        "shared": shared | pick(_SHARED_FLAGS),
         "coordinator": {"port": CoordinatorSettings(**pick(("port",))).port, **pick(_COORDINATOR_FLAGS)},
         "target_worker": ports["target_worker"] | pick(_WORKER_FLAGS),
         "draft_worker": ports["draft_worker"] | pick((*_WORKER_FLAGS, "drafters")),
@@ -93,13 +120,49 @@ async def _up(target: str, draft: str | None, given: dict[str, Any]) -> None:
 
 
 async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, settings: dict[str, Any]) -> None:
+    host = settings["shared"]["host"]
+    flags = {"coordinator": "--port", "target_worker": "--target-port", "draft_worker": "--draft-port"}
+    for name, flag in flags.items():
+        require_free(host, settings[name]["port"], flag)
     await asyncio.to_thread(prepare, target, draft)
-    err.print("[dim]starting target worker, draft worker and coordinator...[/]")
-    async with local_stack(target, draft, **settings, on_line=_print_line, stop_grace_s=35.0) as stack:
+    err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
+    stop_grace_s = settings["shared"].get("drain_grace_s", 30.0) + 5.0
+    async with local_stack(target, draft, **settings, on_line=_print_line, stop_grace_s=stop_grace_s) as stack:
         _announce(stack, target, draft)
-        dead = await stack.first_exit()
-        if not stop.is_set():
-            raise Unavailable(f"{await dead.death()}\nThe others were stopped too.")
+        ended = asyncio.create_task(stack.first_exit((TARGET_WORKER, COORDINATOR)))
+        tasks = {ended, asyncio.create_task(_keep_draft_worker(stack))} if draft else {ended}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                for task in tasks - {ended}:
+                    if task.done():
+                        task.result()
+                raise ServicesStopped(f"{await ended.result().death()}\nThe other services were stopped too.")
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _keep_draft_worker(stack: Stack) -> None:
+    """Starts the draft worker again whenever it ends: without it streams go on, plain. Never returns."""
+    clock, delay_s = asyncio.get_running_loop().time, RESTART_DELAY_S
+    while True:
+        since = clock()
+        child = stack.processes[DRAFT_WORKER]
+        await child.wait()
+        if clock() - since > MAX_RESTART_DELAY_S:
+            delay_s = RESTART_DELAY_S
+        err.print(
+            f"[bold yellow]warning:[/] {DRAFT_WORKER} {child.how_it_ended()}: streams go on without its drafts; "
+            f"starting it again in {delay_s:g} s"
+        )
+        await asyncio.sleep(delay_s)
+        delay_s = min(2 * delay_s, MAX_RESTART_DELAY_S)
+        try:
+            await stack.restart(DRAFT_WORKER)
+            err.print(f"[dim]{DRAFT_WORKER} serves again, pid {stack.processes[DRAFT_WORKER].pid}[/]")
+        except OutriderError as error:
+            err.print(f"[bold yellow]warning:[/] it did not start: {str(error).splitlines()[0]}")
 
 
 def _print_line(role: str, line: str) -> None:
@@ -111,14 +174,14 @@ def _announce(stack: Stack, target: str, draft: str | None) -> None:
     out.print(f"[bold green]outrider is up[/] on [bold]{stack.address}[/]  (target {target}, draft {draft or 'none'})")
     for role, child in stack.processes.items():
         out.print(f"  {role:>13}  {child.address}  pid {child.pid}")
-    out.print(
-        f"""
-Call it:
-  outrider generate --address {stack.address} --chat "Write a haiku about rivers."
-  outrider chat     --address {stack.address}
-  grpcurl -plaintext -d '{{"text": "Once upon a time"}}' {stack.address} outrider.v1.GenerationService/Generate
-  python: async with outrider.Client("{stack.address}") as client: ...
-
-Ctrl-C stops all of it.""",
-        markup=False,
-    )
+    text = "Once upon a time"
+    calls = [f'outrider generate --address {stack.address} --chat "Write a haiku about rivers."']
+    calls.append(f"outrider chat     --address {stack.address}")
+    if target.startswith("toy:"):  # no chat template, and few characters: one for each id
+        text = TOY_TEXT
+        calls = [f"outrider generate --address {stack.address} {shlex.quote(TOY_TEXT)}"]
+    body = shlex.quote(json.dumps({"text": text}))
+    calls.append(f"grpcurl -plaintext -d {body} {stack.address} outrider.v1.GenerationService/Generate")
+    calls.append(f'python: async with outrider.Client("{stack.address}") as client: ...')
+    out.print("\nCall it:\n" + "\n".join(f"  {call}" for call in calls), markup=False)
+    out.print("\nCtrl-C stops all of it.")

@@ -16,7 +16,7 @@ from outrider.cli import proof
 from outrider.cli.bundles import prepare
 from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables
-from outrider.cli.options import Draft, Json, Target, no_draft
+from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
 from outrider.cli.prompts import for_model, read_prompts, spread
 from outrider.cli.reference import Reference, load_target
 from outrider.cli.stack import DEFAULT_MODEL, local_stack, small_worker
@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
 
 def _command(
     target: Target = DEFAULT_MODEL,
-    draft: Draft = DEFAULT_MODEL,
+    draft: Draft = AUTO_DRAFT,
     address: Annotated[
         str, typer.Option(help="Check the services that run there, whose target is --target, instead of own ones.")
     ] = "",
@@ -76,7 +76,7 @@ def _command(
         )
         texts = spread(read_prompts(prompts_file), prompts)
         settings = TargetWorkerSettings(model=target, dtype=dtype)  # type: ignore[arg-type]
-        report = asyncio.run(_verify(settings, no_draft(draft), address, texts, plan))
+        report = asyncio.run(_verify(settings, choose_draft(target, draft), address, texts, plan))
         if not as_json:
             _print_tables(report)
         print_json(report.as_json())

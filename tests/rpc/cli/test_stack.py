@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from outrider.cli.stack import local_stack
 from outrider.client import Client
-from outrider.errors import Unavailable
+from outrider.errors import FailedPrecondition, Unavailable
 from outrider.results import Chunk
 
 TARGET = "toy:vocab=32,seed=1"
@@ -125,7 +126,54 @@ async def test_up_says_which_child_died_and_stops_the_others() -> None:
         os.kill(pids[0], signal.SIGKILL)
         assert await asyncio.wait_for(process.wait(), 60) == 1
         assert process.stderr is not None
-        assert "target-worker was killed by SIGKILL" in (await process.stderr.read()).decode()
+        errors = (await process.stderr.read()).decode()
+        assert "target-worker was killed by SIGKILL" in errors
+        assert "The other services were stopped too." in errors
+
+
+async def test_up_goes_on_without_a_killed_draft_worker_and_starts_it_again() -> None:
+    async with up() as (process, address, pids), Client(address) as client:
+        os.kill(pids[1], signal.SIGKILL)
+        errors = await read_until(process.stderr, "starting it again")
+        assert "draft-worker was killed by SIGKILL" in errors
+        assert len((await client.complete([1, 2], max_tokens=5)).token_ids) == 5
+        await read_until(process.stderr, "draft-worker serves again")
+        async with asyncio.timeout(30):
+            while not (await client.complete([1, 2], max_tokens=20, num_speculative_tokens=2)).speculation.drafters:
+                await asyncio.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def test_a_pair_that_does_not_match_is_told_at_once() -> None:
+    with pytest.raises(FailedPrecondition, match=r"VOCAB_MISMATCH.*--draft none"):
+        async with asyncio.timeout(60), local_stack(TARGET, "toy:vocab=33"):
+            pytest.fail("it cannot have become healthy")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [(["--target=toy:speed=1"], "no key 'speed'"), (["--target=toy:vocab=8", "--draft=toy:v=1"], "no key 'v'")],
+)
+async def test_up_refuses_a_bad_toy_before_it_starts_anything(flags: list[str], says: str) -> None:
+    async with running("up", *flags) as process:
+        _, errors = await process.communicate()
+        assert process.returncode == 2
+        assert says in errors.decode()
+        assert "starting" not in errors.decode()
+
+
+async def test_up_sees_a_taken_port_before_it_starts_anything() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with running("up", f"--target={TARGET}", f"--target-port={port}", "--port=0") as process:
+            _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode().count("cannot listen") == 1
+    assert "--target-port" in errors.decode()
+    assert "starting" not in errors.decode()
 
 
 async def test_services_do_not_outlive_a_killed_up() -> None:

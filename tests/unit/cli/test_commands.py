@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from outrider.cli.console import describe_failure
+from outrider.cli.doctor import _check_port, _model_fix, check_settings
 from outrider.cli.main import app
+from outrider.cli.options import choose_draft
 from outrider.cli.prompts import MIXED, WORKLOADS, read_prompts, spread
+from outrider.cli.up import stack_settings
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.settings import CoordinatorSettings
 
@@ -141,6 +145,51 @@ def test_doctor_sees_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     exit_code, output, _ = invoke("doctor", *PAIR)
     assert exit_code == 1
     assert "OUTRIDER_ADRESS" in output
+
+
+def test_doctor_names_a_value_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_PORT", "abc")
+    exit_code, output, _ = invoke("doctor", *PAIR)
+    assert exit_code == 1
+    assert "OUTRIDER_PORT" in output
+
+
+def test_doctor_tells_ports_apart() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        alone = _check_port("127.0.0.1", port, ["draft-worker"])
+    assert (alone.state, alone.name) == ("warn", f"port {port} (draft-worker)")
+    assert "outrider draft-worker" in alone.fix
+    names = [check.name for check in check_settings()]
+    assert [name.partition(" (")[2] for name in names] == ["coordinator)", "draft-worker)", "target-worker)"]
+
+
+def test_doctor_does_not_propose_to_get_what_nobody_knows() -> None:
+    assert "models get" not in _model_fix("target", "no-such-model")
+    assert "models get owner/name" in _model_fix("target", "owner/name")
+
+
+@pytest.mark.parametrize("name", ["MODEL", "TARGET_WORKERS", "DRAFT_WORKERS", "ADVERTISE_ADDRESS"])
+def test_up_refuses_variables_that_it_cannot_honour(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"OUTRIDER_{name}", "127.0.0.1:1")
+    exit_code, _, errors = invoke("up", *PAIR)
+    assert exit_code == 2
+    assert f"OUTRIDER_{name}" in errors
+
+
+def test_up_honours_the_grace_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "drain_grace_s" not in stack_settings({})["shared"]
+    monkeypatch.setenv("OUTRIDER_DRAIN_GRACE_S", "7")
+    assert stack_settings({})["shared"]["drain_grace_s"] == 7
+
+
+def test_a_toy_target_gets_a_toy_draft() -> None:
+    assert choose_draft("toy:vocab=16,seed=1", "auto") == "toy:vocab=16,seed=1,agreement=0.8"
+    assert choose_draft("some/model", "auto") == "smollm2-135m"
+    assert choose_draft("toy:vocab=16", "none") is None
+    assert choose_draft("toy:vocab=16", "toy:vocab=16") == "toy:vocab=16"
 
 
 def test_own_prompts_are_many_and_of_all_kinds() -> None:
