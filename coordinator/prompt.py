@@ -84,6 +84,7 @@ def _template_kwargs(source: str, known: frozenset[str]) -> dict[str, Any]:
         raise InvalidArgument(f"{field} has {num_bytes} bytes, at most {MAX_KWARGS_BYTES} are taken", field=field)
     try:
         kwargs = json.loads(source, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        json.dumps(kwargs, ensure_ascii=False).encode()  # an escaped half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{field} is no JSON: {error}", field=field) from None
     if not isinstance(kwargs, dict):

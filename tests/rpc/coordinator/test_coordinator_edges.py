@@ -140,3 +140,19 @@ async def test_every_impossible_number_is_refused_by_its_field() -> None:
                 assert (error.status, error.field) == ("INVALID_ARGUMENT", field), request
         async with Client(stack.address) as client:
             assert len((await client.complete([1], max_tokens=3)).token_ids) == 3
+
+
+@pytest.mark.parametrize("kwargs", ['{"x": "\\ud800"}', '{"x": 0}', '{"x": {"y": "\\udfff"}}', '{"x": 1e999}'])
+async def test_what_a_template_trips_over_is_the_requests_fault_and_named(kwargs: str) -> None:
+    """Half a surrogate pair, a division by zero: neither is an internal error."""
+    loaded = load_toy(TARGET)
+    template = "{{ x }}{{ 1 // x }}"
+    described = dataclasses.replace(loaded, description=dataclasses.replace(loaded.description, chat_template=template))
+    request = pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="A")]))
+    request.chat.chat_template_kwargs = kwargs
+    async with in_process_stack(described, None) as stack, grpc.aio.insecure_channel(stack.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await generation_pb2_grpc.GenerationServiceStub(channel).Generate(request).read()
+        error = from_rpc_error(refused.value)
+        assert error.status == "INVALID_ARGUMENT"
+        assert error.field in ("chat.chat_template_kwargs", "chat.messages", "text")
