@@ -171,22 +171,29 @@ async def _witness(caller: Caller, role: str) -> int:
     expected, num_texts = None, 0
     with suppress(asyncio.CancelledError):
         while True:
-            if role == "target":
-                call = caller.target.Session()
-                ids = [1, 2, 3, *(await ask(call, open_request(target_opening()))).verdict.committed_ids]
-                for draft in (4, 9, 2):
-                    ids += (await ask(call, verify_request(ids, Proposal((draft, 3))))).verdict.committed_ids
-            else:
-                call, ids = caller.draft.Session(), [1, 2, 3]
-                await ask(call, open_request(draft_opening()))
-                for new in (4, 9, 2):
-                    ids.append(new)
-                    ids += (await ask(call, advance_request(ids, [*ids[-7:]], 6))).proposal.proposal.token_ids
-            call.cancel()
+            call = caller.target.Session() if role == "target" else caller.draft.Session()
+            try:
+                ids = await _well_behaved(call, role)
+            finally:
+                call.cancel()
             assert expected in (None, ids)
             expected = ids
             num_texts += 1
     return num_texts
+
+
+async def _well_behaved(call: Any, role: str) -> list[int]:
+    ids = [1, 2, 3]
+    if role == "target":
+        ids += (await ask(call, open_request(target_opening()))).verdict.committed_ids
+        for draft in (4, 9, 2):
+            ids += (await ask(call, verify_request(ids, Proposal((draft, 3))))).verdict.committed_ids
+        return ids
+    await ask(call, open_request(draft_opening()))
+    for new in (4, 9, 2):
+        ids.append(new)
+        ids += (await ask(call, advance_request(ids, ids[-7:], 6))).proposal.proposal.token_ids
+    return ids
 
 
 def generate_request(rng: random.Random) -> generation_pb2.GenerateRequest:
