@@ -151,6 +151,16 @@ async def test_sixteen_streams_at_once_give_what_each_gives_alone(client: Client
     await no_sessions(client)
 
 
+async def test_choices_of_one_request_compute_its_prompt_once(client: Client) -> None:
+    prompt = [i % 48 for i in range(96)]
+    cached = [
+        event.usage.cached_tokens
+        async for event in client.generate(prompt, n=4, seed=3, temperature=1, max_tokens=8)
+        if isinstance(event, results.Complete)
+    ]
+    assert sorted(cached) == [0, 95, 95, 95]  # the last token is computed in a copy of the block that holds it
+
+
 async def test_choices_are_independent_and_each_the_same_as_before(client: Client) -> None:
     async def choices() -> tuple[list[str], list[results.Complete]]:
         texts, completes = [""] * 4, []
