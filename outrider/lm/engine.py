@@ -122,7 +122,7 @@ class Engine:
             self._thread.join()
 
     async def open_sequence(self, max_length: int, tenant: str = "", priority: int = 0) -> Sequence:
-        """An empty sequence for `max_length` tokens; waits its turn (by priority, then first come, first served) for blocks.
+        """An empty sequence for `max_length` tokens; waits its turn (by priority, then in order) for blocks.
 
         Computed blocks are shared within a tenant only. Of lower priority, then younger, sequences are preempted first;
         a lower number goes first.
