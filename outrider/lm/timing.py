@@ -29,6 +29,8 @@ HUBER_K = 1.345
 """Residuals beyond this many standard deviations count linearly: 95% efficient under normal noise (Huber 1964)."""
 MAD_TO_SD = 1.4826
 NUM_REWEIGHTINGS = 25
+MIN_SLOPE_ERRORS = 2.0
+"""A slope smaller than this many of its standard errors counts as none."""
 
 Observation = tuple[int, int, float]
 """Rows, context tokens, ms."""
@@ -36,7 +38,7 @@ Observation = tuple[int, int, float]
 
 @dataclass(frozen=True, slots=True)
 class PassTiming:
-    """One bucket's line. A slope is 0 when all passes seen had one size, or when time did not grow with it.
+    """One bucket's line. A slope is 0 when the passes seen do not show that time grows with it.
 
     base_ms + ms_per_row * rows + ms_per_context_token * context, where context counts the cached tokens and the rows of
     all sequences together. It holds between `min_rows` and `max_rows`. `spread_ms`: median distance of a pass from it.
@@ -146,37 +148,44 @@ def expected_ms(
 def fit_line(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
     """Huber regression of y float64[N] on x float64[N, K], no coefficient below 0.
 
-    Returns (intercept and K slopes, median distance from the line). Iteratively reweighted least squares; the scale is
-    the weighted median of the distances.
+    Returns (intercept and K slopes, median distance from the line). Slopes that the noise explains are held at 0:
+    passes of nearly one context say nothing about another, and a line through them must not be drawn out to it.
     """
-    distances = np.zeros(len(y))
-    robust = np.ones(len(y))
-    coefficients = np.zeros(x.shape[1] + 1)
-    for _ in range(NUM_REWEIGHTINGS):
-        before = coefficients
-        coefficients = _least_squares(x, y, weights * robust)
-        distances = np.abs(y - coefficients[0] - x @ coefficients[1:])
-        limit = HUBER_K * MAD_TO_SD * max(_weighted_median(distances, weights), 1e-9)
-        robust = np.minimum(1.0, limit / np.maximum(distances, 1e-12))
-        if np.allclose(before, coefficients, rtol=1e-6, atol=1e-12):
-            break
-    return coefficients, float(_weighted_median(distances, weights))
-
-
-def _least_squares(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted, with slopes of constant columns and whatever would be negative held at 0."""
     columns = np.column_stack([np.ones(len(y)), x])
     free = [0, *(1 + np.flatnonzero(np.ptp(x, axis=0) > 0))]
-    scale = np.maximum(columns.max(axis=0), 1e-12)
-    root = np.sqrt(weights)
+    tiny = 1e-9 * float(np.abs(y).max())
     while True:
-        solved = np.linalg.lstsq((columns[:, free] / scale[free]) * root[:, None], y * root, rcond=None)[0]
-        if solved.min() >= 0 or len(free) == 1:
+        solved, distances, kept = _huber(columns[:, free], y, weights)
+        design = columns[:, free] * np.sqrt(kept)[:, None]
+        noise = MAD_TO_SD * _weighted_median(distances, weights)
+        sure = solved - MIN_SLOPE_ERRORS * noise * np.sqrt(np.diag(np.linalg.pinv(design.T @ design)))
+        doubtful = [i for i, column in enumerate(free) if column and sure[i] * columns[:, column].max() < -tiny]
+        if not doubtful and free[0] == 0 and solved[0] < -tiny and len(free) > 1:
+            doubtful = [0]
+        if not doubtful or len(free) == 1:
             break
-        del free[int(np.argmin(solved))]
+        del free[min(doubtful, key=lambda i: sure[i] * columns[:, free[i]].max())]
     coefficients = np.zeros(columns.shape[1])
-    coefficients[free] = np.maximum(solved, 0.0) / scale[free]
-    return coefficients
+    coefficients[free] = np.maximum(solved, 0.0)
+    return coefficients, _weighted_median(distances, weights)
+
+
+def _huber(columns: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(coefficients, distances, final weights) by iteratively reweighted least squares.
+
+    The scale is the weighted median of the distances.
+    """
+    scale = np.maximum(columns.max(axis=0), 1e-12)
+    coefficients, distances, kept = np.zeros(columns.shape[1]), np.zeros(len(y)), weights
+    for _ in range(NUM_REWEIGHTINGS):
+        before, root = coefficients, np.sqrt(kept)
+        coefficients = np.linalg.lstsq(columns / scale * root[:, None], y * root, rcond=None)[0] / scale
+        distances = np.abs(y - columns @ coefficients)
+        limit = HUBER_K * MAD_TO_SD * max(_weighted_median(distances, weights), 1e-9)
+        kept = weights * np.minimum(1.0, limit / np.maximum(distances, 1e-12))
+        if np.allclose(before, coefficients, rtol=1e-6, atol=1e-12):
+            break
+    return coefficients, distances, kept
 
 
 def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:

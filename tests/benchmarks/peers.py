@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bandwidth import NUM_BYTES, read_bandwidth
+from bandwidth import NUM_BYTES, bytes_read, read_bandwidth
 from jobs import PLAIN, TRANSFORMERS, VLLM, Job, PeerAbsent, Seconds, run_peer
 from options import models, number, prompts, text
 
@@ -47,6 +47,7 @@ class Ours:
     weight_bytes: int
     bytes_per_s: float
     num_draft_tokens: int
+    dtype: str
     simulated: bool
 
 
@@ -60,7 +61,7 @@ def main() -> None:
         paths = [model if model.startswith("toy:") else prepare(model) for model in (target, draft)]
         settings = TargetWorkerSettings(model=paths[0], dtype=dtype)  # type: ignore[arg-type]
         ours = asyncio.run(run_ours(settings, paths[1], spread(texts, count), max_tokens))
-        job = Job(*paths, dtype, max_tokens, ours.prompt_ids, list(TEMPERATURES), [PLAIN, *gammas])
+        job = Job(*paths, ours.dtype, max_tokens, ours.prompt_ids, list(TEMPERATURES), [PLAIN, *gammas])
         peers: dict[str, Seconds] = {}
         for name, run in (("transformers", run_transformers), ("vllm", run_vllm)):
             try:
@@ -96,7 +97,7 @@ async def run_ours(settings: TargetWorkerSettings, draft: str, texts: list[str],
                     if index:  # the first one, asked twice, warms up
                         runs.setdefault((mode, temperature), []).append(timed)
         prompt_ids = [await _ids(bench, prompt) for prompt in asked]
-        weight_bytes = (await bench.memory())["target-worker"]["weight_bytes"]
+        weight_bytes = bytes_read(Path(settings.model), bench.info.dtype)
         print_passes(await bench.worker_timings())
     bytes_per_s = max(bytes_per_s, await asyncio.to_thread(read_bandwidth, num_bytes))
     plain_steps = steps_of(run.completion for run in runs[0, 0.0])
@@ -112,6 +113,7 @@ async def run_ours(settings: TargetWorkerSettings, draft: str, texts: list[str],
         weight_bytes=weight_bytes,
         bytes_per_s=bytes_per_s,
         num_draft_tokens=sum(run.completion.speculation.num_draft_tokens for timed in runs.values() for run in timed),
+        dtype=bench.info.dtype,
         simulated=bench.info.simulated,
     )
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import exact
+import numpy as np
 import options
 import peers
 import pytest
-from bandwidth import read_bandwidth
+from bandwidth import bytes_read, read_bandwidth
 from jobs import TRANSFORMERS, VLLM, Job, PeerAbsent, run_peer
 
 from outrider.errors import InvalidArgument
@@ -78,6 +79,7 @@ def test_ratios_are_medians_over_prompts_against_the_best_gamma() -> None:
         weight_bytes=200,
         bytes_per_s=10_000,
         num_draft_tokens=1,
+        dtype="bfloat16",
         simulated=False,
     )
     theirs = {
@@ -155,3 +157,16 @@ def test_first_difference(plain: Any, other: Any, where: int | None) -> None:
 
 def test_bandwidth_is_a_rate() -> None:
     assert 1e6 < read_bandwidth(num_bytes=1 << 22, num_repetitions=2) < 1e14
+
+
+@pytest.mark.parametrize(("names", "num_weights"), [(("lm_head", "embed_tokens"), 24 + 5), (("embed_tokens",), 24 + 5)])
+def test_a_pass_reads_the_head_and_not_a_separate_table(
+    tmp_path: Path, names: tuple[str, ...], num_weights: int
+) -> None:
+    from safetensors.numpy import save_file
+
+    tables = {f"model.{name}.weight": np.zeros((6, 4), np.float32) for name in names}
+    save_file({**tables, "model.norm.weight": np.zeros(5, np.float32)}, tmp_path / "model.safetensors")
+    assert bytes_read(tmp_path, "bfloat16") == 2 * num_weights
+    assert bytes_read(tmp_path, "float32") == 4 * num_weights
+    assert bytes_read(tmp_path / "none", "bfloat16") == 0

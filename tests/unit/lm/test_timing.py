@@ -97,6 +97,15 @@ def test_passes_of_one_size_give_a_level_and_no_slope() -> None:
     assert timing.ms(1, 100) == pytest.approx(30.0)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_at_one_context_is_not_drawn_out_to_another(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = TimingModel()
+    for step in range(40):
+        model.observe(batch(1, 30 + step % 20), 40.0 + rng.normal(0, 5))
+    assert only(model).ms(1, 4000) == pytest.approx(40.0, rel=0.2)
+
+
 def test_time_that_falls_with_size_is_level() -> None:
     model = TimingModel()
     for rows in range(1, 10):
