@@ -16,7 +16,8 @@ from coordinator.stream import Stream
 from coordinator.text.tokenizer import TextCodec
 from coordinator.verifying import TargetSide
 from outrider.errors import DeadlineExceeded
-from outrider.results import Event, Started
+from outrider.results import Started
+from outrider.serving.events import ServerEvent
 from outrider.settings import CoordinatorSettings
 
 
@@ -30,7 +31,7 @@ class Generation:
 
     async def events(
         self, request: ResolvedRequest, codec: TextCodec, *, arrived: float, time_left_s: float | None
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[ServerEvent, None]:
         """`Started` at once, then what the streams give. Raises the first error of any stream, after ending the others;
         DeadlineExceeded after `time_left_s`, or after the server's longest time for a request."""
         limit_s = (
@@ -76,6 +77,8 @@ class Generation:
         loop = RoundLoop(stream, target, draft, self._pool.policy(stream.request), outbox, arrived)
         try:
             async with asyncio.timeout_at(deadline):
+                if stream.choice and stream.request.prompt_logprobs is not None:
+                    await outbox.prompt_told.wait()
                 await loop.run()
         except TimeoutError:
             outbox.fail()

@@ -31,6 +31,8 @@ class Timed:
 
     verdict: Verdict
     elapsed_ms: float
+    prompt_logprobs: tuple[wire.SealedPromptLogprobs, ...] = ()
+    """With the first verdict, when the opening asked for them."""
 
     @property
     def queue_ms(self) -> float:
@@ -59,11 +61,22 @@ class TargetLink:
         self._peer = peer
         self._log = log
         self._epoch = 0
+        self._prompt_logprobs: list[wire.SealedPromptLogprobs] = []
 
     async def open(self, opening: TargetOpening) -> Timed:
-        """The first token after the opening's committed ids."""
+        """The first token after the opening's committed ids; logprobs of the whole prompt with it, if asked for."""
         self._epoch = opening.epoch
-        return await self._ask(lambda missing: wire.target_open(opening))
+        timed = await self._ask(lambda missing: wire.target_open(opening))
+        if opening.prompt_logprobs is None:
+            return timed
+        position = 1
+        for told in self._prompt_logprobs:
+            if told.first_position != position:
+                break
+            position += told.num_tokens
+        if position != len(opening.prompt_ids):
+            raise self._lost("left out logprobs of the prompt")
+        return dataclasses.replace(timed, prompt_logprobs=tuple(self._prompt_logprobs))
 
     async def verify(self, proposal: wire.SealedProposal) -> Timed:
         header = self._log.header(self._epoch)
@@ -110,6 +123,8 @@ class TargetLink:
             message = await self._peer.receive()
             if isinstance(message, wire.Lagging):
                 raise _Lags(message.header)
+            if isinstance(message, wire.SealedPromptLogprobs):
+                self._prompt_logprobs.append(message)
             if isinstance(message, Verdict) and message.header == expected and message.committed_ids:
                 return message
 

@@ -6,7 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from outrider.results import Chunk, Event
+from outrider.results import Chunk
+from outrider.serving.events import ServerEvent
+from outrider.serving.session_calls import SealedPromptLogprobs
 
 
 class Outbox:
@@ -14,12 +16,14 @@ class Outbox:
 
     def __init__(self, room_chunks: int) -> None:
         self._room_chunks = room_chunks
-        self._events: deque[Event] = deque()
+        self._events: deque[ServerEvent] = deque()
         self._waiting_chunks: dict[int, int] = {}
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
         self._num_open = 0
         self._failed = False
+        self.prompt_told = asyncio.Event()
+        """The prompt's logprobs are on their way: chunks may follow."""
 
     def join(self, index: int) -> None:
         """A stream that will put events."""
@@ -36,10 +40,12 @@ class Outbox:
         self._failed = True
         self._changed.set()
 
-    def put(self, event: Event) -> None:
+    def put(self, event: ServerEvent) -> None:
         """Never waits: call `room` first."""
         if isinstance(event, Chunk):
             self._waiting_chunks[event.index] += 1
+        elif isinstance(event, SealedPromptLogprobs):
+            self.prompt_told.set()
         self._events.append(event)
         self._changed.set()
 
@@ -50,7 +56,7 @@ class Outbox:
             await self._taken.wait()
         return room
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[ServerEvent]:
         """Ends once all streams have left."""
         while True:
             while self._events and not self._failed:

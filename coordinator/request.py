@@ -53,6 +53,7 @@ class ResolvedRequest:
     include_stop: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     num_choices: int = 1
     priority: int = 0
@@ -245,12 +246,16 @@ def _resolve_output(options: Any) -> dict[str, Any]:
         _refuse("output.top_logprobs", options.top_logprobs, f"at most {MAX_TOP_LOGPROBS}")
     if options.top_logprobs and not options.logprobs:
         raise InvalidArgument("output.top_logprobs needs output.logprobs", field="output.top_logprobs")
+    prompt_logprobs = options.prompt_logprobs if options.HasField("prompt_logprobs") else None
+    if (prompt_logprobs or 0) > MAX_TOP_LOGPROBS:
+        _refuse("output.prompt_logprobs", prompt_logprobs, f"at most {MAX_TOP_LOGPROBS}")
     num_choices = options.n if options.HasField("n") else 1
     if not 1 <= num_choices <= MAX_CHOICES:
         _refuse("output.n", num_choices, f"from 1 to {MAX_CHOICES}")
     return {
         "logprobs": options.logprobs,
         "top_logprobs": options.top_logprobs,
+        "prompt_logprobs": prompt_logprobs,
         "skip_special_tokens": options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
         "num_choices": num_choices,
     }
@@ -305,6 +310,11 @@ def _resolve_resume(
             "very same prompt",
             field="prompt_hash",
             reason="PROMPT_CHANGED",
+        )
+    if num_resumed and request.output.HasField("prompt_logprobs"):
+        raise InvalidArgument(
+            "output.prompt_logprobs needs resume_token_ids to be empty: they came before the first token",
+            field="output.prompt_logprobs",
         )
     if num_resumed and num_choices > 1:
         raise InvalidArgument("resume_token_ids needs output.n to be 1: resume one choice", field="resume_token_ids")

@@ -48,6 +48,8 @@ class RoundLoop:
     async def _first_token(self) -> None:
         await self._outbox.room(self._stream.choice)
         timed = await self._target.open()
+        for told in timed.prompt_logprobs:
+            self._outbox.put(told)
         statistics = self._stream.statistics
         statistics.queue_ms += timed.queue_ms
         statistics.prefill_ms = timed.verdict.compute_us / 1000

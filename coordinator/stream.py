@@ -44,6 +44,11 @@ class Stream:
         return self.finish is not Finish.NONE
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Only the first choice asks for them, since all have one prompt, and only until they were sent."""
+        return self.request.prompt_logprobs is not None and self.choice == 0 and not self.log.output_ids
+
+    @property
     def num_remaining_tokens(self) -> int:
         return self.request.stopping.max_tokens - len(self.log.output_ids)
 

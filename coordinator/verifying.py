@@ -114,6 +114,7 @@ class TargetSide:
             max_draft_tokens=request.max_draft_tokens,
             tenant=request.tenant,
             priority=request.priority,
+            prompt_logprobs=request.prompt_logprobs if self._stream.wants_prompt_logprobs else None,
         )
         try:
             timed = await self._link.open(opening)

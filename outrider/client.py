@@ -59,6 +59,7 @@ class GenerateOptions(TypedDict, total=False):
     # output
     logprobs: bool
     top_logprobs: int
+    prompt_logprobs: int
     skip_special_tokens: bool
     n: int
     # structured output
@@ -138,7 +139,7 @@ class Client:
         await self._channel.close()
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
-        """Streams `Started`, then `Chunk`s, then one `Complete` per choice.
+        """Streams `Started`, `PromptLogprobs` if asked for, then `Chunk`s, then one `Complete` per choice.
 
         prompt: plain text, token ids, or chat messages ({"role", "content"}). Leaving the loop early (`aclose`)
         cancels the request. Raises outrider.errors; an unknown option is a TypeError.
@@ -167,14 +168,17 @@ class Client:
             raise InvalidArgument("complete() gives one choice; use generate() for n > 1", field="output.n")
         started: Started | None = None
         chunks: list[Chunk] = []
+        told: list[results.PromptLogprobs] = []
         async for event in self.generate(prompt, **options):
             match event:
                 case Started():
                     started = event
+                case results.PromptLogprobs():
+                    told.append(event)
                 case Chunk():
                     chunks.append(event)
                 case Complete() if started is not None:
-                    return Completion.join(started, chunks, event)
+                    return Completion.join(started, chunks, event, told)
         raise OutriderError(f"{self.address} ended the stream without `started` and `complete`")
 
     async def model_info(self, model: str = "") -> ModelInfo:
@@ -346,6 +350,9 @@ def _read_event(response: generation_pb2.GenerateResponse) -> Event:
     match response.WhichOneof("event"):
         case "started":
             return _read(Started, response.started, acceptance=AcceptanceRule(response.started.acceptance))
+        case "prompt_logprobs":
+            told = response.prompt_logprobs
+            return results.PromptLogprobs(told.first_position, _read_logprobs(told.logprobs))
         case "chunk":
             chunk = response.chunk
             return _read(

@@ -29,6 +29,14 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of prompt tokens `first_position`, at least 1, and on; when asked for, before the first chunk."""
+
+    first_position: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One round, as the coordinator measured it; times in ms. `round_ms` holds all the others but `emit_ms`, which
     comes after it; `sampling_ms` is a part of `verify_ms`."""
@@ -120,12 +128,13 @@ class Complete:
     speculation: Speculation
 
 
-Event = Started | Chunk | Complete
+Event = Started | PromptLogprobs | Chunk | Complete
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. `chunks` are what it arrived in, one a round."""
+    """A whole answer. `chunks` are what it arrived in, one a round. `prompt_logprobs`: entry i is of prompt token i + 1
+    (the first has none); None when they were not asked for."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -138,17 +147,18 @@ class Completion:
     timings: Timings
     speculation: Speculation
     started: Started
+    prompt_logprobs: Logprobs | None = None
 
     @classmethod
-    def join(cls, started: Started, chunks: Sequence[Chunk], complete: Complete) -> Completion:
+    def join(
+        cls, started: Started, chunks: Sequence[Chunk], complete: Complete, prompt: Sequence[PromptLogprobs] = ()
+    ) -> Completion:
         """One choice's events put together."""
-        parts = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
-        token_logprobs = tuple(value for part in parts for value in part.token_logprobs)
         return cls(
             text="".join(chunk.text for chunk in chunks),
             token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
             origins=tuple(origin for chunk in chunks for origin in chunk.origins),
-            logprobs=Logprobs(token_logprobs, tuple(row for part in parts for row in part.top)) if parts else None,
+            logprobs=_joined([chunk.logprobs for chunk in chunks if chunk.logprobs is not None]),
             chunks=tuple(chunks),
             finish_reason=complete.finish_reason,
             matched_stop=complete.matched_stop,
@@ -156,7 +166,15 @@ class Completion:
             timings=complete.timings,
             speculation=complete.speculation,
             started=started,
+            prompt_logprobs=_joined([told.logprobs for told in prompt]),
         )
+
+
+def _joined(parts: Sequence[Logprobs]) -> Logprobs | None:
+    if not parts:
+        return None
+    token_logprobs = tuple(value for part in parts for value in part.token_logprobs)
+    return Logprobs(token_logprobs, tuple(row for part in parts for row in part.top))
 
 
 @dataclass(frozen=True, slots=True)

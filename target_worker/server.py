@@ -11,7 +11,7 @@ from outrider.drafting.proposal import EMPTY, ProposalFault
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.lm.interface import LoadedModel, Program, T
 from outrider.serving import convert
-from outrider.serving.messages import Header, OutOfStep, Verdict
+from outrider.serving.messages import Header, OutOfStep, TokenLogprobs, Verdict
 from outrider.serving.session_stream import SessionStream, serve_session
 from outrider.serving.worker import Worker, serve_worker
 from outrider.settings import TargetWorkerSettings
@@ -125,7 +125,8 @@ class _TargetStream:
                 session.reserved_length, tenant=opening.tenant, priority=opening.priority
             )
             self._session = session
-            self._send_verdict(await self._engine.run(session.open()))
+            tell_prompt = partial(_post, asyncio.get_running_loop(), self._send_prompt_logprobs)
+            self._send_verdict(await self._engine.run(session.open(tell_prompt)))
 
     async def _verify(self, message: target_pb2.TargetVerify) -> None:
         session = self._opened()
@@ -169,6 +170,9 @@ class _TargetStream:
         if self._stream.num_queued > DECODE_BACKLOG:
             session.stop_decoding()
 
+    def _send_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
+        self._stream.send(Response(prompt_logprobs=convert.prompt_logprobs_to_pb(first_position, logprobs)))
+
     def _send_verdict(self, verdict: Verdict) -> None:
         self._stream.send(Response(verdict=convert.verdict_to_pb(verdict)))
 
@@ -188,5 +192,5 @@ def _prefix(message: target_pb2.TargetVerify | target_pb2.TargetDecode) -> tuple
     return convert.header_from_pb(message.header), list(message.committed_ids)
 
 
-def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[Verdict], None], verdict: Verdict) -> None:
-    loop.call_soon_threadsafe(callback, verdict)
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *values: Any) -> None:
+    loop.call_soon_threadsafe(callback, *values)

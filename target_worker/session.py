@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from outrider.drafting.proposal import EMPTY, Proposal, ProposalFault, check
-from outrider.errors import FailedPrecondition, InvalidArgument
+from outrider.errors import FailedPrecondition, Internal, InvalidArgument
 from outrider.lm.interface import Forward, Program, SequenceHandle
 from outrider.sampling.logprobs import raw_logprobs
 from outrider.sampling.params import Finish
@@ -21,6 +21,13 @@ from outrider.serving.checks import check_target_opening
 from outrider.serving.messages import Header, OutOfStep, TargetOpening, TokenLogprobs, Verdict
 from outrider.serving.session_log import SessionCounters, SessionLog
 from target_worker.acceptance import verify as decide
+
+MAX_PROMPT_LOGIT_BYTES = 32 << 20
+MAX_PROMPT_LOGIT_ROWS = 256
+"""Prompt logprobs are computed so many rows at a time: logits of a whole prompt would not fit in memory."""
+
+TellPrompt = Callable[[int, TokenLogprobs], None]
+"""(position of the first prompt token, logprobs of it and the next ones); on the thread that runs the program."""
 
 
 class TargetSession:
@@ -49,6 +56,7 @@ class TargetSession:
         self._max_draft_tokens = opening.max_draft_tokens
         self._num_prompt_tokens = len(opening.prompt_ids)
         self._num_top = opening.top_logprobs if opening.logprobs else None
+        self._num_prompt_top = opening.prompt_logprobs
         self._last: Verdict | None = None
         self._credit_tokens = 0
         self._stop_requested = False
@@ -58,9 +66,45 @@ class TargetSession:
         """Cached tokens at most: the stream's last token is never computed, and drafts stop short of it."""
         return self.log.max_length - 1
 
-    def open(self) -> Program[Verdict]:
-        """Prefill: the prompt's own pass yields the first token."""
-        return (yield from self._round(EMPTY, time.perf_counter_ns()))
+    def open(self, tell_prompt: TellPrompt | None = None) -> Program[Verdict]:
+        """Prefill: the prompt's own pass yields the first token. Before it, `tell_prompt` gets the logprobs that the
+        opening asks for."""
+        if self._num_prompt_top is None or tell_prompt is None:
+            return (yield from self._round(EMPTY, time.perf_counter_ns()))
+        started_ns = time.perf_counter_ns()
+        queue_us, compute_us = yield from self._compute_prompt(tell_prompt, self._num_prompt_top)
+        sampling_us = max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us - compute_us)
+        verdict = yield from self._round(EMPTY, time.perf_counter_ns())
+        self._last = dataclasses.replace(
+            verdict,
+            queue_us=verdict.queue_us + queue_us,
+            compute_us=verdict.compute_us + compute_us,
+            sampling_us=verdict.sampling_us + sampling_us,
+        )
+        return self._last
+
+    def _compute_prompt(self, tell: TellPrompt, num_top: int) -> Program[tuple[int, int]]:
+        """All prompt rows but the last, each with logits, so that none can be taken from a prefix cache. Returns time
+        waited and computed, in us."""
+        log, sequence = self.log, self.sequence
+        last = self._num_prompt_tokens - 1
+        num_rows = max(1, min(MAX_PROMPT_LOGIT_ROWS, MAX_PROMPT_LOGIT_BYTES // (4 * log.vocab_size)))
+        sequence.truncate(0)
+        sequence.committed_length = len(log.ids)
+        queue_us = compute_us = 0
+        if last == 0:
+            tell(1, TokenLogprobs())
+        for start in range(0, last, num_rows):
+            end = min(start + num_rows, last)
+            result = yield Forward(sequence, log.ids[start:end], num_logits=end - start)
+            queue_us += result.queue_us
+            compute_us += result.compute_us
+            if not np.isfinite(result.logits.max(axis=1)).all():
+                raise Internal(
+                    f"the model's logits after prompt tokens {start} to {end - 1} hold NaN or +inf", reason="BAD_LOGITS"
+                )
+            tell(start + 1, _logprobs(result.logits, log.ids[start + 1 : end + 1], num_top))
+        return queue_us, compute_us
 
     def verify(
         self, header: Header, committed_ids: Sequence[int] = (), proposal: Proposal = EMPTY, fault: str = ""
@@ -142,7 +186,9 @@ class TargetSession:
         sequence.committed_length = len(log.ids) - 1
         assert sequence.token_ids[base - 1 :] == log.ids[base - 1 : -1], "the cache left the committed prefix"
 
-        logprobs = self._logprobs(result.logits, committed_ids)
+        logprobs = TokenLogprobs()
+        if self._num_top is not None:
+            logprobs = _logprobs(result.logits, committed_ids, self._num_top)
         worked_us = (time.perf_counter_ns() - started_ns) // 1000
         self._last = Verdict(
             header=header,
@@ -194,16 +240,6 @@ class TargetSession:
             confidences=proposal.confidences[:room],
         )
 
-    def _logprobs(self, logits: np.ndarray, committed_ids: tuple[int, ...]) -> TokenLogprobs:
-        if self._num_top is None:
-            return TokenLogprobs()
-        rows = [raw_logprobs(logits[i], token_id, self._num_top) for i, token_id in enumerate(committed_ids)]
-        return TokenLogprobs(
-            token_logprobs=tuple(logprob for logprob, _, _ in rows),
-            top_ids=tuple(tuple(int(i) for i in ids) for _, ids, _ in rows),
-            top_logprobs=tuple(tuple(float(x) for x in logprobs) for _, _, logprobs in rows),
-        )
-
     def _is_stale(self, header: Header) -> bool:
         if header.epoch >= self.log.epoch:
             return False
@@ -223,3 +259,13 @@ class TargetSession:
     def _ends_with_stop_token(self) -> bool:
         """Only after a gap was filled with ids that already end the text."""
         return self.log.history.num_output_tokens > 0 and self.log.ids[-1] in self.log.stopping.stop_token_ids
+
+
+def _logprobs(logits: np.ndarray, token_ids: Sequence[int], num_top: int) -> TokenLogprobs:
+    """Of token i in row i."""
+    rows = [raw_logprobs(logits[i], token_id, num_top) for i, token_id in enumerate(token_ids)]
+    return TokenLogprobs(
+        token_logprobs=tuple(logprob for logprob, _, _ in rows),
+        top_ids=tuple(tuple(int(i) for i in ids) for _, ids, _ in rows),
+        top_logprobs=tuple(tuple(float(x) for x in logprobs) for _, _, logprobs in rows),
+    )

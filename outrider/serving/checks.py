@@ -72,6 +72,8 @@ def check_target_opening(
         raise refuse("max_draft_tokens", f"is {opening.max_draft_tokens}, this worker allows {max_draft_tokens}")
     if opening.top_logprobs > MAX_TOP_LOGPROBS:
         raise refuse("top_logprobs", f"is {opening.top_logprobs}, at most {MAX_TOP_LOGPROBS} are given")
+    if (opening.prompt_logprobs or 0) > MAX_TOP_LOGPROBS:
+        raise refuse("prompt_logprobs", f"is {opening.prompt_logprobs}, at most {MAX_TOP_LOGPROBS} are given")
     if opening.top_logprobs and not opening.logprobs:
         raise refuse("top_logprobs", "needs logprobs as well")
 

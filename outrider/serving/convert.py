@@ -207,6 +207,7 @@ def target_open_to_pb(opening: TargetOpening) -> target_pb2.TargetOpen:
         max_draft_tokens=opening.max_draft_tokens,
         tenant=opening.tenant,
         priority=opening.priority,
+        prompt_logprobs=opening.prompt_logprobs,
     )
 
 
@@ -224,6 +225,7 @@ def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
         max_draft_tokens=message.max_draft_tokens,
         tenant=message.tenant,
         priority=message.priority,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -243,6 +245,11 @@ def logprobs_from_pb(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
         top_ids=tuple(tuple(message.top_ids[row : row + message.num_top]) for row in rows),
         top_logprobs=tuple(tuple(message.top_logprobs[row : row + message.num_top]) for row in rows),
     )
+
+
+def prompt_logprobs_to_pb(first_position: int, logprobs: TokenLogprobs) -> common_pb2.PromptLogprobs:
+    """`first_position`: of the token that the first entry is about."""
+    return common_pb2.PromptLogprobs(first_position=first_position, logprobs=logprobs_to_pb(logprobs))
 
 
 def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:

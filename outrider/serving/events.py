@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from outrider.results import Chunk, Complete, Event, Logprobs, Speculation, Started, Step, Timings, Usage
+from outrider.results import Chunk, Complete, Logprobs, Speculation, Started, Step, Timings, Usage
+from outrider.serving.session_calls import SealedPromptLogprobs
 from outrider.v1 import common_pb2, generation_pb2
+
+ServerEvent = Started | SealedPromptLogprobs | Chunk | Complete
 
 _FINISH = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
 
 
-def event_to_pb(event: Event) -> generation_pb2.GenerateResponse:
+def event_to_pb(event: ServerEvent) -> generation_pb2.GenerateResponse:
     match event:
         case Started():
             return generation_pb2.GenerateResponse(started=_same_names(generation_pb2.GenerateStarted, event))
+        case SealedPromptLogprobs():
+            return generation_pb2.GenerateResponse(prompt_logprobs=event.message)
         case Chunk():
             return generation_pb2.GenerateResponse(chunk=_chunk(event))
         case Complete():

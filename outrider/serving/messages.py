@@ -57,12 +57,14 @@ class DraftOpening(Opening):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOpening(Opening):
-    """Opens a target session. `max_draft_tokens`: drafts that one round may carry."""
+    """Opens a target session. `max_draft_tokens`: drafts that one round may carry. `prompt_logprobs`: alternatives to
+    tell for each prompt token; None: no prompt logprobs at all."""
 
     logprobs: bool = False
     top_logprobs: int = 0
     max_draft_tokens: int = 0
     priority: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

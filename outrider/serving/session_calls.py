@@ -31,6 +31,15 @@ class SealedProposal:
 
 
 @dataclass(frozen=True, slots=True)
+class SealedPromptLogprobs:
+    """Of prompt tokens `first_position` and on. `message` goes to the client as it came."""
+
+    first_position: int
+    num_tokens: int
+    message: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """The draft session has its place."""
 
@@ -129,11 +138,14 @@ def target_decode(header: Header, committed_ids: Sequence[int], credit_tokens: i
     )
 
 
-def read_target(message: Any) -> Verdict | Lagging | Alive:
+def read_target(message: Any) -> Verdict | SealedPromptLogprobs | Lagging | Alive:
     """Raises ValueError on an origin or finish reason that this version does not know."""
     match message.WhichOneof("message"):
         case "verdict":
             return convert.verdict_from_pb(message.verdict)
+        case "prompt_logprobs":
+            told = message.prompt_logprobs
+            return SealedPromptLogprobs(told.first_position, len(told.logprobs.token_logprobs), told)
         case "out_of_step":
             return Lagging(convert.header_from_pb(message.out_of_step.header))
     return Alive()

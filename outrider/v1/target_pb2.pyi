@@ -22,17 +22,19 @@ class TargetServiceSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[TargetOpen, _Mapping]] = ..., verify: _Optional[_Union[TargetVerify, _Mapping]] = ..., decode: _Optional[_Union[TargetDecode, _Mapping]] = ..., stop: _Optional[_Union[TargetStop, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetServiceSessionResponse(_message.Message):
-    __slots__ = ("verdict", "out_of_step", "heartbeat")
+    __slots__ = ("verdict", "out_of_step", "heartbeat", "prompt_logprobs")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_STEP_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     out_of_step: _common_pb2.OutOfStep
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority")
+    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class TargetOpen(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -57,7 +60,8 @@ class TargetOpen(_message.Message):
     tenant: str
     features: str
     priority: int
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class TargetVerify(_message.Message):
     __slots__ = ("header", "committed_ids", "proposal", "expected_token_id")

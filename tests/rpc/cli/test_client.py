@@ -136,7 +136,7 @@ def test_every_option_reaches_its_field() -> None:
         "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 2**64 - 1, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {5: -1.0}, "max_tokens": 4, "min_tokens": 2,
         "stop": ["a", "b"], "stop_token_ids": [7], "ignore_eos": True, "include_stop_str_in_output": True,
-        "logprobs": True, "top_logprobs": 2, "skip_special_tokens": False, "n": 2, "regex": "a+",
+        "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 3, "skip_special_tokens": False, "n": 2, "regex": "a+",
         "num_speculative_tokens": 0, "max_speculative_tokens": 4, "drafter": "lookup",
         "acceptance": AcceptanceRule.TOKEN, "report_steps": True, "model": "m", "request_id": "r", "priority": -1,
         "resume_token_ids": [1, 2], "resume_choice": 1, "prompt_hash": 2**64 - 1, "allowed_token_ids": [4, 9],

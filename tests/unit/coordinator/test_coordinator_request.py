@@ -64,6 +64,11 @@ def every_id_stops(message: pb.GenerateRequest) -> None:
     set_fields("stopping", stop_token_ids=list(range(VOCAB)), min_tokens=1)(message)
 
 
+def resumes_with_prompt_logprobs(message: pb.GenerateRequest) -> None:
+    set_fields("output", prompt_logprobs=0)(message)
+    set_fields(resume_token_ids=[1])(message)
+
+
 def resumes_past_a_stop_token(message: pb.GenerateRequest) -> None:
     set_fields("stopping", stop_token_ids=[3], min_tokens=4)(message)
     set_fields(resume_token_ids=[1, 3, 1])(message)
@@ -132,6 +137,8 @@ REFUSED = [
     (set_fields("stopping", stop_token_ids=[VOCAB]), BAD, "stopping.stop_token_ids", f"below {VOCAB}"),
     (set_fields("output", top_logprobs=3), BAD, "output.top_logprobs", "needs output.logprobs"),
     (set_fields("output", logprobs=True, top_logprobs=21), BAD, "output.top_logprobs", "at most 20"),
+    (set_fields("output", prompt_logprobs=21), BAD, "output.prompt_logprobs", "21.*at most 20"),
+    (resumes_with_prompt_logprobs, BAD, "output.prompt_logprobs", "resume_token_ids to be empty"),
     (set_fields("output", n=0), BAD, "output.n", "from 1 to 16"),
     (set_fields("output", n=17), BAD, "output.n", "from 1 to 16"),
     (set_fields("speculation", num_speculative_tokens=17), BAD, "speculation.num_speculative_tokens", "17.*0 to 16"),

@@ -50,7 +50,7 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
         (
             TargetOpening(epoch=1, prompt_ids=[1, 2], committed_ids=[], sampling=SAMPLING, stopping=STOPPING,
                           session_id=b"0123456789abcdef", tenant="t", logprobs=True, top_logprobs=3,
-                          max_draft_tokens=8, priority=-2),
+                          max_draft_tokens=8, priority=-2, prompt_logprobs=0),
             convert.target_open_to_pb, convert.target_open_from_pb,
         ),
         (
