@@ -78,7 +78,7 @@ class WorkerDirectory:
         """By name or alias. Raises NotFound, InvalidArgument (no name, several models), Unavailable (no target yet)."""
         names, aliases = self.model_names(), self.model_aliases()
         if not names:
-            raise self._no_target("no target worker has answered yet")
+            raise self._no_target(f"no target worker has answered yet ({self._target_faults()})")
         known = ", ".join([*names, *(f"{alias} (= {model})" for alias, model in aliases.items())])
         if not name and len(names) > 1:
             raise InvalidArgument(f"model is empty, name one of {known}", field="model")
@@ -213,6 +213,10 @@ class WorkerDirectory:
                 "tokenizer than every target; give it a model of the target's family"
             )
         return ""
+
+    def _target_faults(self) -> str:
+        targets = [worker for worker in self._workers.values() if worker.role == TARGET]
+        return "; ".join(f"{w.address}: {w.fault()}" for w in targets) or "none is listed and none has registered"
 
     def _no_target(self, text: str) -> Unavailable:
         return Unavailable(text, reason="NO_TARGET_WORKER", retry_delay_s=RETRY_DELAY_S)

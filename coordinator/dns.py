@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from coordinator.directory import WorkerDirectory
 from outrider.errors import InvalidArgument, NotFound
+from outrider.serving.channel import is_host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +32,12 @@ async def resolve(name: str) -> list[str]:
 
 
 def split_names(addresses: Iterable[str], field: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(plain addresses, names without the prefix). Raises InvalidArgument on a name that is not HOST:PORT."""
+    """(plain addresses, names without the prefix). Raises InvalidArgument on one that is not HOST:PORT."""
     plain, names = [], []
     for address in addresses:
         if not address.startswith(PREFIX):
+            if not is_host_and_port(address):
+                raise InvalidArgument(f"{field} has {address!r}, must be host:port or {PREFIX}HOST:PORT", field=field)
             plain.append(address)
             continue
         host, _, port = address.removeprefix(PREFIX).rpartition(":")

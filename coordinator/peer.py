@@ -10,10 +10,9 @@ from typing import Any
 import grpc
 
 from outrider.errors import Aborted, DeadlineExceeded, OutriderError, Unavailable, Unimplemented
-from outrider.serving.status import from_rpc_error
+from outrider.serving.status import STATUS_DETAILS, from_rpc_error
 
 RETRY_DELAY_S = 0.5
-STATUS_DETAILS = "grpc-status-details-bin"
 
 
 class Peer:

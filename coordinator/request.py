@@ -286,7 +286,8 @@ def _resolve_speculation(options: Any, model: ServedModel, settings: Coordinator
     drafter = "" if options.drafter == AUTO else options.drafter
     if drafter and drafter not in model.drafters:
         known = ", ".join((AUTO, *model.drafters))
-        _refuse("speculation.drafter", repr(options.drafter)[:80], f"one of {known}")
+        why = "" if model.drafters else "; no draft worker is connected that could draft for this model"
+        _refuse("speculation.drafter", repr(options.drafter)[:80], f"one of {known}{why}")
     return {
         "num_speculative_tokens": fixed,
         "max_speculative_tokens": maximum,

@@ -21,6 +21,7 @@ from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
 from outrider.errors import Internal, InvalidArgument
 from outrider.sampling.params import AcceptanceRule
+from outrider.serving.channel import is_host_and_port
 from outrider.serving.events import event_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
@@ -36,8 +37,6 @@ DEFAULT_TENANT = "default"
 LONG_REQUEST_BYTES = 16_384
 """From here on a request is checked and tokenized off the event loop."""
 _TENANT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
-"""host:port and no other kind of channel target (`unix:`, `xds:`, ...)."""
 
 
 class GenerationServicer:
@@ -166,8 +165,7 @@ class FleetServicer:
         role = role_from_pb(request.role)
         if not role:
             raise InvalidArgument("role must be WORKER_ROLE_DRAFT or WORKER_ROLE_TARGET", field="role")
-        match = _ADDRESS.fullmatch(request.address)
-        if match is None or not 1 <= int(match[2]) <= 65535:
+        if not is_host_and_port(request.address):
             raise InvalidArgument(f"address is {request.address[:80]!r}, must be host:port", field="address")
         lease_id = self._directory.register(request.address, role)
         return worker_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._lease_ms)
@@ -207,11 +205,13 @@ async def serve(
     """
     configure_logging(settings.log_level)
     stop = stop or asyncio.Event()
+    targets, target_names = split_names(settings.target_workers, "target_workers")
+    drafts, draft_names = split_names(settings.draft_workers, "draft_workers")
+    if not settings.target_workers:
+        log.warning("target_workers is empty: nothing is served until a target worker registers itself")
     with stop_on_signals(stop):
         async with running_server(settings, [GENERATION, FLEET]) as server:
             changed = asyncio.Event()
-            targets, target_names = split_names(settings.target_workers, "target_workers")
-            drafts, draft_names = split_names(settings.draft_workers, "draft_workers")
             listed = settings.model_copy(update={"target_workers": targets, "draft_workers": drafts})
             directory = WorkerDirectory(listed, on_change=changed.set)
             names = [*((name, TARGET) for name in target_names), *((name, DRAFT) for name in draft_names)]

@@ -22,11 +22,11 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import grpc.aio
 
 from outrider import results
-from outrider.errors import InvalidArgument, OutriderError
+from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, Unavailable
 from outrider.results import Chunk, Complete, Completion, Event, Logprobs, ModelInfo, ServerInfo, Started
 from outrider.sampling.params import AcceptanceRule, Origin
-from outrider.serving.channel import CLIENT_OPTIONS
-from outrider.serving.status import from_rpc_error
+from outrider.serving.channel import CLIENT_OPTIONS, check_target
+from outrider.serving.status import STATUS_DETAILS, from_rpc_error
 from outrider.v1 import common_pb2, generation_pb2, generation_pb2_grpc, worker_pb2
 
 T = TypeVar("T")
@@ -119,9 +119,10 @@ class Client:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         """`address` is host:port. `timeout_s` is the deadline of calls that give none (None: no deadline); `metadata`
-        goes with every call."""
+        goes with every call. Raises InvalidArgument for an address that is none, or a timeout that has passed."""
+        check_target(address, "address")
         self.address = address
-        self._timeout_s = timeout_s
+        self._timeout_s = _checked_timeout(timeout_s)
         self._metadata = tuple((metadata or {}).items())
         keep_alive = keep_alive or KeepAlive()
         pings = {"grpc.keepalive_time_ms": keep_alive.interval_ms, "grpc.keepalive_timeout_ms": keep_alive.timeout_ms}
@@ -144,7 +145,8 @@ class Client:
         prompt: plain text, token ids, or chat messages ({"role", "content"}). Leaving the loop early (`aclose`)
         cancels the request. Raises outrider.errors; an unknown option is a TypeError.
         """
-        return self._stream(build_request(prompt, options), options.get("timeout_s", self._timeout_s))
+        timeout_s = _checked_timeout(options.get("timeout_s", self._timeout_s))
+        return self._stream(build_request(prompt, options), timeout_s)
 
     async def _stream(
         self, request: generation_pb2.GenerateRequest, timeout_s: float | None
@@ -154,7 +156,7 @@ class Client:
             async for response in call:
                 yield _read_event(response)
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
+            raise self._error(error, timeout_s) from None
         finally:
             call.cancel()
 
@@ -244,14 +246,29 @@ class Client:
             reply: Awaitable[Any] = method(request, timeout=self._timeout_s, metadata=self._metadata)
             return await reply
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
+            raise self._error(error, self._timeout_s) from None
 
-    def _error(self, error: grpc.aio.AioRpcError) -> OutriderError:
+    def _error(self, error: grpc.aio.AioRpcError, timeout_s: float | None) -> OutriderError:
         failure = from_rpc_error(error)
-        if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in (error.details() or "").lower():
-            failure.args = (f"nothing answers at {self.address}: is a coordinator running there? (`outrider up`)",)
-            failure.message = failure.args[0]
+        message = failure.message
+        if _is_from_transport(error) and "connect" in message.lower() and isinstance(failure, Unavailable):
+            message = f"nothing answers at {self.address}: is a coordinator running there? (`outrider up`)"
+        elif isinstance(failure, DeadlineExceeded) and timeout_s is not None:
+            what = f"{self.address} did not finish" if _is_from_transport(error) else message
+            message = f"{what} (timeout_s is {timeout_s:g})"
+        failure.message, failure.args = message, (message,)
         return failure
+
+
+def _is_from_transport(error: grpc.aio.AioRpcError) -> bool:
+    """Servers of ours send details with every error; a bare status is the connection's own."""
+    return STATUS_DETAILS not in {key for key, _ in error.trailing_metadata() or ()}
+
+
+def _checked_timeout(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidArgument(f"timeout_s is {timeout_s}, must be above 0", field="timeout_s")
+    return timeout_s
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.GenerateRequest:

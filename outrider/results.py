@@ -115,6 +115,22 @@ class Speculation:
     num_correction_tokens: int
     num_bonus_tokens: int
 
+    @property
+    def num_steps(self) -> int:
+        """Rounds of the target, plain ones and the prefill's among them."""
+        return sum(self.gamma_histogram)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that these rounds delivered; resumed ones are not among them."""
+        made = self.num_plain_tokens + self.num_correction_tokens + self.num_bonus_tokens
+        return made + self.num_accepted_draft_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """What a pass of the target gave in the mean, drafted or not: 1 for plain decoding; 0 without rounds."""
+        return self.num_tokens / self.num_steps if self.num_steps else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Complete:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.cli.console import reporting_errors
-from outrider.cli.flags import read_settings
+from outrider.cli.flags import read_settings, refuse_arguments
 from outrider.serving.server import run
 from outrider.settings import TargetWorkerSettings
 from target_worker.server import serve
@@ -11,6 +11,7 @@ from target_worker.server import serve
 
 def main() -> None:
     """Runs until it is told to stop. Prints one line once it serves, for whoever launched it."""
+    refuse_arguments("target_worker", "target-worker")
     settings = read_settings(TargetWorkerSettings, {})
 
     def on_ready(port: int) -> None:

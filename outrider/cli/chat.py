@@ -17,7 +17,7 @@ from outrider.client import Client, GenerateOptions
 from outrider.errors import OutriderError
 from outrider.results import Chunk, Complete
 
-HELP = "[dim]/clear forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer[/]"
+HELP_TEXT = "/clear forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 Messages = list[dict[str, str]]
 
 
@@ -43,7 +43,7 @@ def _command(*, address: str, system: str, stats: bool, **given: Any) -> None:
         client = runner.run(_connect(address))
         opening: Messages = [{"role": "system", "content": system}] if system else []
         messages = list(opening)
-        err.print(HELP)
+        err.print(HELP_TEXT, style="dim")
         try:
             while (line := _read_line()) is not None:
                 match line.strip():
@@ -53,6 +53,9 @@ def _command(*, address: str, system: str, stats: bool, **given: Any) -> None:
                         messages = list(opening)
                     case "":
                         continue
+                    case text if text.startswith("/"):
+                        word = text.split()[0]
+                        err.print(f"{word} is no command and was not sent; {HELP_TEXT}", style="dim", markup=False)
                     case text:
                         _take_turn(runner, client, messages, text, options, stats)
         finally:
@@ -93,12 +96,16 @@ def _take_turn(
 
 
 async def _answer(client: Client, messages: Messages, options: GenerateOptions, spoken: list[str], stats: bool) -> None:
+    reasons: set[str] = set()
+    if stats:
+        options = {**options, "report_steps": True}
     async for event in client.chat(messages, **options):
         if isinstance(event, Chunk):
+            reasons |= {event.step.reason} if event.step else set()
             spoken.append(event.text)
             sys.stdout.write(event.text)
             sys.stdout.flush()
         elif isinstance(event, Complete):
             out.print()
             if stats:
-                err.print(f"[dim]{describe(event)}[/]")
+                err.print(f"[dim]{describe(event, reasons)}[/]")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,15 +21,27 @@ from outrider.settings import PREFIX
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INCONCLUSIVE = 3
+EXIT_BROKEN_PIPE = 141
+"""What a shell tells of a process that SIGPIPE ended."""
+PROGRESS_INTERVAL_S = 3.0
+"""Without a terminal, progress is told this often at most."""
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One line, unstyled, for machines."""
-    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    """One line, unstyled, for machines; enums by their names."""
+    sys.stdout.write(json.dumps(_plain(value), default=str) + "\n")
     sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def fail(message: str, code: int = EXIT_FAILURE) -> NoReturn:
@@ -46,6 +60,9 @@ def reporting_errors() -> Iterator[None]:
     """Turns failures into one line that names the fix; with log level debug the traceback comes first."""
     try:
         yield
+    except BrokenPipeError:  # who reads us has enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        raise SystemExit(EXIT_BROKEN_PIPE) from None
     except (OutriderError, ValidationError, ModuleNotFoundError, OSError) as error:
         if debugging():
             err.print_exception()
@@ -84,14 +101,15 @@ def _escape(text: str) -> str:
 def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
     """A bar on stderr. The yielded function takes what is being done now and how far it is in 0 to 1 (None: unknown).
 
-    Without a terminal it prints a line whenever the text changes.
+    Without a terminal it prints a line when the text has changed, every few seconds at most.
     """
     if not err.is_terminal:
-        last = [""]
+        last, next_at = "", 0.0
 
         def report_line(text: str, fraction: float | None) -> None:
-            if text != last[0]:
-                last[0] = text
+            nonlocal last, next_at
+            if text != last and time.monotonic() >= next_at:
+                last, next_at = text, time.monotonic() + PROGRESS_INTERVAL_S
                 err.print(f"{description}: {text}", markup=False)
 
         yield report_line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_args, get_origin
@@ -80,6 +81,16 @@ def refuse_variables(meant: Mapping[str, str], command: str) -> None:
         variable = PREFIX + name.upper()
         if os.environ.get(variable):
             raise InvalidArgument(f"{variable} means nothing to `outrider {command}`: unset it, and {instead}")
+
+
+def refuse_arguments(module: str, command: str) -> None:
+    """Ends a `python -m <module>` that was given arguments, which it would not read, with its usage."""
+    if len(sys.argv) > 1:
+        sys.stderr.write(
+            f"usage: python -m {module}\n"
+            f"It takes no arguments: its settings are variables OUTRIDER_*. For flags: outrider {command} --help\n"
+        )
+        raise SystemExit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
 
 
 def to_flags(values: Mapping[str, Any]) -> list[str]:

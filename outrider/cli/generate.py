@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import inspect
 import sys
+from collections.abc import Set
 from typing import Annotated, Any
 
 import typer
@@ -14,8 +15,11 @@ from outrider.cli.console import err, out, print_json, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
 from outrider.client import Client, GenerateOptions, Prompt
-from outrider.errors import InvalidArgument
+from outrider.errors import InvalidArgument, OutriderError
 from outrider.results import Chunk, Complete
+
+NO_DRAFT_WORKER = "no-draft-worker"
+"""The reason of a round that is plain because nobody drafts."""
 
 
 def register(app: typer.Typer) -> None:
@@ -51,23 +55,38 @@ async def _generate(address: str, prompt: Prompt, options: GenerateOptions, *, s
         if as_json:
             print_json(dataclasses.asdict(await client.complete(prompt, **options)))
             return
-        async for event in client.generate(prompt, **options):
-            if isinstance(event, Chunk):
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-            elif isinstance(event, Complete):
-                out.print()
-                if stats:
-                    err.print(f"[dim]{describe(event)}[/]")
+        if stats:
+            options["report_steps"] = True
+        reasons: set[str] = set()
+        written = ""
+        try:
+            async for event in client.generate(prompt, **options):
+                if isinstance(event, Chunk):
+                    written += event.text
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
+                    reasons |= {event.step.reason} if event.step else set()
+                elif isinstance(event, Complete):
+                    out.print()
+                    if stats:
+                        err.print(f"[dim]{describe(event, reasons)}[/]")
+        except OutriderError:
+            if written and not written.endswith("\n"):
+                out.print()  # or the error would stand in the text's last line
+            raise
 
 
-def describe(complete: Complete) -> str:
-    """One line about how an answer came to be."""
+def describe(complete: Complete, reasons: Set[str] = frozenset()) -> str:
+    """One line about how an answer came to be; `reasons` are those of its rounds."""
     spec, timings, tokens = complete.speculation, complete.timings, complete.usage.completion_tokens
     rate = tokens / timings.total_ms * 1000 if timings.total_ms else 0.0
-    drafters = ", ".join(spec.drafters) or "no drafter"
+    drafts = "nothing was drafted"
+    if spec.num_draft_tokens:
+        drafters = ", ".join(spec.drafters)
+        drafts = f"{spec.num_accepted_draft_tokens} of {spec.num_draft_tokens} drafts accepted ({drafters})"
+    elif NO_DRAFT_WORKER in reasons:
+        drafts += ": no draft worker is connected"
     return (
         f"{tokens} tokens ({complete.finish_reason}), {rate:.1f} tokens/s, first after "
-        f"{timings.time_to_first_token_ms:.0f} ms; {spec.num_accepted_draft_tokens} of {spec.num_draft_tokens} drafts "
-        f"accepted ({drafters}), mean acceptance length {spec.mean_acceptance_length:.2f}"
+        f"{timings.time_to_first_token_ms:.0f} ms; {drafts}, {spec.tokens_per_step:.2f} tokens a step"
     )

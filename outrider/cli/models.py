@@ -80,7 +80,7 @@ def show_model(
         if values is None:
             if not model:
                 raise Unavailable(f"no coordinator answers at {address}: name a model, or start one with `outrider up`")
-            values = _describe(model)
+            values = _describe(model, address)
         if as_json:
             print_json(values)
             return
@@ -92,16 +92,26 @@ async def _served_info(model: str, address: str) -> dict[str, Any] | None:
     async with Client(address, timeout_s=2.0) as client:
         try:
             info = dataclasses.asdict(await client.model_info(model))
-        except (NotFound, Unavailable):
+        except NotFound:
+            return None
+        except Unavailable as error:
+            if error.reason == "NO_TARGET_WORKER" and not model:
+                raise  # one answers, and says what it lacks
             return None
     return {**info, "acceptance_rules": [rule.name.lower() for rule in info["acceptance_rules"]]}
 
 
-def _describe(model: str) -> dict[str, Any]:
+def _describe(model: str, address: str) -> dict[str, Any]:
     from outrider.lm.loading import load_model
 
-    with progress(f"loading {model}") as report:
-        description = load_model(WorkerSettings(model=model), on_progress=report).description
+    try:
+        with progress(f"loading {model}") as report:
+            description = load_model(WorkerSettings(model=model), on_progress=report).description
+    except OutriderError as error:
+        served = [row["model"] for row in asyncio.run(_served(address))]
+        if served:
+            error.message += f"; the coordinator at {address} serves {', '.join(served)}"
+        raise
     values = dataclasses.asdict(description)
     values["has_chat_template"] = bool(values.pop("chat_template"))
     values.pop("tokenizer_json")

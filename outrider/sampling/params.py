@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from outrider.sampling.masks import ALL_TOKENS, NO_BAD_WORDS, BadWords, TokenSet
 
 
-class AcceptanceRule(enum.IntEnum):
+class _Named(enum.IntEnum):
+    """Reads as its name in lower case wherever it is printed; on the wire and in arithmetic it is its number."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class AcceptanceRule(_Named):
     """Numbers equal those of the wire's enum."""
 
     TOKEN = 1
@@ -17,7 +27,7 @@ class AcceptanceRule(enum.IntEnum):
     COUPLED = 3
 
 
-class Origin(enum.IntEnum):
+class Origin(_Named):
     """Where a committed token came from. Numbers equal those of the wire's enum."""
 
     ACCEPTED = 1
@@ -26,7 +36,7 @@ class Origin(enum.IntEnum):
     PLAIN = 4
 
 
-class Finish(enum.IntEnum):
+class Finish(_Named):
     """Why a stream ended; NONE while it has not. Numbers equal those of the wire's enum."""
 
     NONE = 0

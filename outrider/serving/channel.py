@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import grpc
+
+from outrider.errors import InvalidArgument
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
@@ -20,6 +24,22 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
+_OTHER_TARGETS = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
+
+
+def is_host_and_port(address: str) -> bool:
+    """Whether it is host:port and no other kind of channel target (`unix:`, `xds:`, ...)."""
+    match = _ADDRESS.fullmatch(address)
+    return match is not None and 1 <= int(match[2]) <= 65535
+
+
+def check_target(address: str, field: str) -> None:
+    """Raises InvalidArgument for what is neither host:port nor another kind of channel target."""
+    if not is_host_and_port(address) and not address.startswith(_OTHER_TARGETS):
+        raise InvalidArgument(f"{field} is {address[:80]!r}, must be host:port", field=field)
 
 
 def open_channel(address: str) -> grpc.aio.Channel:

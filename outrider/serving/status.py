@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 from outrider.errors import BY_STATUS, Internal, OutriderError, Unavailable
 
 DOMAIN = "outrider"
+STATUS_DETAILS = "grpc-status-details-bin"
+"""Key of the trailing metadata that holds the details."""
 MAX_MESSAGE_BYTES = 1400
 """A message travels three times, once percent-encoded, in trailers for which gRPC keeps 8 KiB."""
 

@@ -64,7 +64,7 @@ async def test_metadata_and_deadline_arrive(client: Client, service: FakeGenerat
     await client.complete([1], max_tokens=2)
     assert service.metadata[0]["x-outrider-tenant"] == "acme"
     assert service.deadlines[0] is not None
-    assert 0 < service.deadlines[0] <= 20.0
+    assert 0 < service.deadlines[0] <= 21.0  # gRPC rounds it up on the wire
     assert service.deadlines[1] is None
 
 
@@ -78,8 +78,34 @@ async def forever(request: generation_pb2.GenerateRequest) -> AsyncIterator[gene
 async def test_a_passed_deadline_is_its_own_error(service: FakeGeneration) -> None:
     service._answer = forever  # type: ignore[method-assign]
     async with serving(service) as address, Client(address, timeout_s=0.2) as client:
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.2"):
             await client.complete([1])
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "host:", "host:0", "host:70000", ":50050", "http://host:1", "a b:1"]
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(InvalidArgument, match="host:port") as refusal:
+        Client(address)
+    assert refusal.value.field == "address"
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, float("nan")])
+async def test_a_timeout_that_has_passed_is_refused(client: Client, timeout_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="timeout_s"):
+        await client.complete([1], timeout_s=timeout_s)
+    with pytest.raises(InvalidArgument, match="timeout_s"):
+        Client("127.0.0.1:1", timeout_s=timeout_s)
+
+
+async def test_a_fault_behind_the_coordinator_is_not_taken_for_its_absence(
+    client: Client, service: FakeGeneration
+) -> None:
+    service.error = Unavailable("worker 10.0.0.1:1: failed to connect to all addresses", reason="WORKER_LOST")
+    with pytest.raises(Unavailable, match=r"10\.0\.0\.1.*failed to connect") as caught:
+        await client.complete([1])
+    assert caught.value.reason == "WORKER_LOST"
 
 
 async def test_status_details_become_the_error(client: Client, service: FakeGeneration) -> None:

@@ -14,7 +14,9 @@ from fake_generation import FakeGeneration, serving
 from test_client import forever
 from test_stack import DRAFT, TARGET, read_until, running
 
+from outrider.cli.process import Child
 from outrider.cli.stack import local_stack
+from outrider.errors import Unavailable
 
 PAIR = [f"--target={TARGET}", f"--draft={DRAFT}"]
 
@@ -161,6 +163,82 @@ async def test_generate_prints_text_or_json() -> None:
     assert request.chat.messages[0].content == "Hello"
     assert list(request.stopping.stop) == ["a", "b"]
     assert request.sampling.HasField("temperature")
+
+
+async def test_json_names_its_enums() -> None:
+    async with serving(FakeGeneration()) as address:
+        flags = [f"--address={address}", "--acceptance=coupled", "--num-speculative-tokens=2", "--max-tokens=4"]
+        code, output, errors = await outrider("generate", "x", *flags, "--json")
+    assert code == 0, errors
+    answer = json.loads(output)
+    assert answer["started"]["acceptance"] == "coupled"
+    assert answer["origins"] == ["plain", "accepted", "accepted", "plain"]
+
+
+async def test_an_error_after_text_starts_on_a_line_of_its_own() -> None:
+    class Breaks(FakeGeneration):
+        async def _answer(self, request: Any) -> AsyncIterator[Any]:
+            async for response in super()._answer(request):
+                yield response
+                if response.WhichOneof("event") == "chunk":
+                    raise Unavailable("the target is gone")
+
+    async with serving(Breaks()) as address:
+        code, output, errors = await outrider("generate", "x", f"--address={address}", "--max-tokens=4")
+    assert (code, len(output.strip()), output[-1]) == (1, 1, "\n")
+    assert "the target is gone" in errors
+
+
+async def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
+    async with serving(FakeGeneration()) as address, running("generate", "x", f"--address={address}") as process:
+        transport = process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]
+        transport.close()
+        assert process.stderr is not None
+        errors = (await asyncio.wait_for(process.stderr.read(), 60)).decode()
+        assert await process.wait() == 141
+    assert errors == ""
+
+
+async def test_no_draft_worker_is_said_and_not_hidden() -> None:
+    async with local_stack(TARGET, None) as stack:
+        flags = [f"--address={stack.address}", "--max-tokens=6"]
+        code, output, errors = await outrider("generate", "!!", *flags, "--num-speculative-tokens=4", "--stats")
+        assert (code, len(output.strip())) == (0, 6)
+        assert "no draft worker is connected" in errors
+        assert "1.00 tokens a step" in errors
+        code, output, errors = await outrider("generate", "!!", *flags, "--drafter=model")
+        assert (code, output) == (2, "")
+        assert "no draft worker is connected" in errors
+        code, output, errors = await outrider("models", "info", "no-such-model", flags[0])
+        assert code != 0
+        assert TARGET in errors
+
+
+async def test_a_coordinator_without_a_target_is_not_called_absent() -> None:
+    child = await Child.start("coordinator", ["--port=0", "--target-workers=127.0.0.1:1"])
+    try:
+        address = await child.wait_ready(60)
+        code, _, errors = await outrider("models", "info", f"--address={address}")
+        assert code == 1
+        assert "no target worker has answered yet (127.0.0.1:1: UNAVAILABLE" in errors
+        assert "no coordinator" not in errors
+    finally:
+        await child.stop(5)
+
+
+async def test_a_malformed_worker_address_ends_the_coordinator() -> None:
+    code, _, errors = await outrider("coordinator", "--port=0", "--target-workers=here")
+    assert code == 2
+    assert "target_workers has 'here'" in errors
+
+
+async def test_chat_does_not_send_what_looks_like_a_command() -> None:
+    service = FakeGeneration()
+    async with serving(service) as address, running("chat", f"--address={address}") as chat:
+        output, errors = await asyncio.wait_for(chat.communicate(b"/quti now\n/exit\n"), 60)
+    assert (chat.returncode, output, service.requests) == (0, b"", [])
+    assert b"/quti is no command and was not sent; " in errors
+    assert errors.count(b"/exit") == 2
 
 
 async def test_ctrl_c_stops_only_the_answer() -> None:

@@ -46,6 +46,17 @@ async def test_ready_line_and_sigterm(package, stub, opening):
             await process.wait()
 
 
+@pytest.mark.parametrize("package", ["coordinator", "draft_worker", "target_worker"])
+async def test_arguments_that_nothing_reads_are_refused(package):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", package, "--port=1", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await process.communicate()
+    assert (process.returncode, output) == (2, b"")
+    assert f"usage: python -m {package}" in errors.decode()
+    assert f"outrider {package.replace('_', '-')} --help" in errors.decode()
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [

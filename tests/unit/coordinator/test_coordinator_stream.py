@@ -77,6 +77,8 @@ def test_everything_ends_with_the_token_that_completes_a_stop_string() -> None:
     assert complete.usage.completion_tokens == 5 == len(stream.log.output_ids)
     spec = complete.speculation
     assert (spec.num_spec_steps, spec.num_draft_tokens, spec.num_accepted_draft_tokens) == (2, 6, 3)
+    assert (spec.num_tokens, spec.num_steps) == (5, 3)
+    assert spec.tokens_per_step == 5 / 3
     assert spec.acceptance_histogram == (0, 1, 1)
     assert spec.gamma_histogram == (1, 0, 1, 0, 1)
     assert spec.num_draft_tokens_per_pos == (2, 2, 1, 1)
