@@ -23,7 +23,8 @@ from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_finge
 from outrider.lm.int8_linear import quantize_linears, weight_bytes
 from outrider.lm.interface import LoadedModel, ModelDescription
 from outrider.lm.numerics import prove
-from outrider.settings import DraftWorkerSettings, WorkerSettings
+from outrider.lm.tensor_parallel import shard_model
+from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -65,6 +66,8 @@ def load_checkpoint(
     dtype = str(model.dtype).removeprefix("torch.")
     on_progress(f"preparing {name} for {device}", 0.7)
     model = model.to(device)  # type: ignore[arg-type]
+    if isinstance(settings, TargetWorkerSettings) and settings.tensor_parallel > 1:
+        shard_model(model)
     is_int8 = isinstance(settings, DraftWorkerSettings) and settings.weight_dtype == "int8"
     if is_int8:
         quantize_linears(model)

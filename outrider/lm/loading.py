@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm import toy
 from outrider.lm.draft_vocab import TrimmedToy, drafted_ids
 from outrider.lm.interface import LoadedModel
-from outrider.settings import DraftWorkerSettings, WorkerSettings
+from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]
 """Told what is being done, and how far it is in 0 to 1 (None: not known)."""
@@ -31,7 +32,12 @@ def load_model(settings: WorkerSettings, on_progress: Progress | None = None) ->
     path, name = locate(settings, on_progress)
     from outrider.lm.checkpoint import load_checkpoint
 
-    return load_checkpoint(path, settings, context_length, settings.model_name or name, on_progress)
+    load = partial(load_checkpoint, path, settings, context_length, settings.model_name or name, on_progress)
+    if isinstance(settings, TargetWorkerSettings) and settings.tensor_parallel > 1:
+        from outrider.lm.ranks import load_on_ranks
+
+        return load_on_ranks(settings, load)
+    return load()
 
 
 def context_length(own: int, settings: WorkerSettings) -> int:
@@ -50,6 +56,8 @@ def _load_toy(settings: WorkerSettings) -> LoadedModel:
     model = toy.ToyModel(spec)
     if isinstance(settings, DraftWorkerSettings) and settings.weight_dtype != "auto":
         raise InvalidArgument("weight_dtype: a toy has no weights to round, leave it auto", field="weight_dtype")
+    if isinstance(settings, TargetWorkerSettings) and settings.tensor_parallel > 1:
+        raise InvalidArgument("tensor_parallel: a toy has nothing to split, leave it 1", field="tensor_parallel")
     about = model.description
     ids = drafted_ids(settings, about.vocab_size, about.tokenizer_fingerprint, about.eos_token_ids)
     if ids is not None:
