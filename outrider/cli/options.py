@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from typing import Annotated, Any, Literal
 
 import typer
@@ -12,6 +13,7 @@ from outrider.cli.console import err
 from outrider.cli.flags import flag_of, keyword
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.client import GenerateOptions
+from outrider.errors import InvalidArgument
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 AUTO_DRAFT = "auto"
@@ -45,12 +47,15 @@ _REQUEST: dict[str, tuple[Any, str]] = {
     "max_tokens": (int, "Longest answer in tokens."),
     "min_tokens": (int, "No stop token before this many."),
     "stop": (list[str], "End before this string; may be given several times."),
+    "bad_words": (list[str], "Never in the answer; may be given several times."),
+    "allowed_token_ids": (list[int], "Only these ids in the answer; may be given several times."),
     "ignore_eos": (bool, "Go on past the model's end of sequence."),
     "num_speculative_tokens": (int, "Drafts a round; 0: plain decoding. Absent: adaptive."),
     "max_speculative_tokens": (int, "Cap of the adaptive number of drafts."),
     "drafter": (str, "auto, or a drafter that `outrider models info` lists."),
     "acceptance": (Literal["token", "block", "coupled"], "Rule by which drafts are accepted."),
-    "model": (str, "Served model; absent: the only one."),
+    "chat_template_kwargs": (str, 'JSON object for the chat template, such as {"enable_thinking": false}.'),
+    "model": (str, "Served model, by name or alias; absent: the only one."),
     "request_id": (str, "Name of the request in logs."),
     "priority": (int, "Lower runs first."),
     "timeout_s": (float, "Deadline of the request."),
@@ -67,8 +72,22 @@ def request_parameters() -> list[inspect.Parameter]:
 
 
 def given_options(values: dict[str, Any]) -> GenerateOptions:
-    """The options that were given."""
-    return {name: values[name] for name in _REQUEST if values.get(name) not in (None, [])}  # type: ignore[return-value]
+    """The options that were given. Raises InvalidArgument for a JSON flag that is none."""
+    given = {name: values[name] for name in _REQUEST if values.get(name) not in (None, [])}
+    if "chat_template_kwargs" in given:
+        given["chat_template_kwargs"] = _json_object(given["chat_template_kwargs"])
+    return given  # type: ignore[return-value]
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    field = "chat_template_kwargs"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{flag_of(field)} is no JSON: {error}", field=field) from None
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{flag_of(field)} must be a JSON object, such as '{{\"name\": 1}}'", field=field)
+    return value
 
 
 def choose_draft(target: str, draft: str) -> str | None:
