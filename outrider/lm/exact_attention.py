@@ -48,10 +48,15 @@ class ExactPlan(AttentionPlan):
         self._gathers = [_padded_slots(span, device) for span in flat.spans]
         self._calls: dict[tuple[int, int | None, int], list[_Call]] = {}
 
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """A pass may have rows beyond the batch's: these go nowhere, and `attend` answers zeros for them."""
+        num_rows = len(self.slots)
+        super().write(layer, key[:, :, :num_rows], value[:, :, :num_rows])
+
     def attend(self, layer: int, query: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:
         """query [K, G, N, D] -> [N, H, E]."""
         num_kv_heads, group_size, num_rows, _ = query.shape
-        out = query.new_empty(num_rows, num_kv_heads * group_size, self.cache.values[layer].shape[2])
+        out = query.new_zeros(num_rows, num_kv_heads * group_size, self.cache.values[layer].shape[2])
         for index, span in enumerate(self.spans):
             keys, values = self._padded_context(layer, index)
             for call in self.calls(index, span, window, group_size):

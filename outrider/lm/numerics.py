@@ -48,6 +48,11 @@ def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None]
         "ascending chunks": (straight, itertools.chain(ROW_COUNTS, large), None),
         "scattered blocks": (scattered, itertools.chain([3], reversed(ROW_COUNTS), large), None),
         "single rows beside another stream": (straight, itertools.chain([1] * 20, [before], [1] * 20, large), other),
+        "single rows and verifications": (
+            straight,
+            itertools.chain([1] * 10, [before], itertools.cycle([1, 1, 5, 1, 9, 1, 40])),
+            None,
+        ),
         "verifications beside another stream": (
             scattered,
             itertools.chain([before], itertools.cycle([9, 1, 5, 2, 12])),

@@ -156,6 +156,18 @@ def test_what_lies_beyond_a_context_has_no_weight():
     assert differing_rows(expected, actual) == 0
 
 
+def test_a_lone_row_is_computed_twice_and_written_once():
+    model = adapt("llama", "bfloat16")
+    ids = [(5 * i) % VOCAB_SIZE for i in range(20)]
+    expected = fresh(model, ids)
+    model.allocate_cache(4, 16)
+    assert model.num_doubled_rows == 0
+    before = model.num_rows_computed
+    single = [model.forward(PackedBatch((Segment(i, [t], [2, 0], 1),))) for i, t in enumerate(ids)]
+    assert differing_rows(expected, np.concatenate(single)) == 0
+    assert (model.num_rows_computed - before, model.num_doubled_rows) == (20, 20)
+
+
 def test_the_proof_holds_where_it_should_and_fails_where_it_should():
     told = prove(adapt("llama", "bfloat16"))
     assert told.startswith("exact: ")
