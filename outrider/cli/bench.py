@@ -81,11 +81,16 @@ def _command(
             raise InvalidArgument("profile needs a run without sweep", field="profile")
         if profile_file is not None:
             profile_file.touch()  # a folder that is not there is told now and not after the run
+        chosen = choose_draft(target, draft)
+        if chosen is None:
+            raise InvalidArgument(
+                "draft none leaves plain decoding to compare with itself: give a --draft", field="draft"
+            )
         speculation: GenerateOptions = {"drafter": drafter, "acceptance": acceptance}
         if num_speculative_tokens is not None:
             speculation["num_speculative_tokens"] = num_speculative_tokens
         common: GenerateOptions = {**NEUTRAL, "max_tokens": max_tokens}
-        run = _Run(settings, choose_draft(target, draft), cells, sweep, quiet=as_json)
+        run = _Run(settings, chosen, cells, sweep, quiet=as_json)
         result, profiles = asyncio.run(run.run(common, speculation))
         if profile_file is not None:
             profile_file.write_text(json.dumps(profiles, indent=1) + "\n", encoding="utf-8")
@@ -225,6 +230,7 @@ def _summary(plain: list[Timed], speculative: list[Timed]) -> dict[str, Any]:
         "speculative_ttft_ms": with_drafts.ttft_ms,
         "plain_tpot_ms": without.tpot_ms,
         "speculative_tpot_ms": with_drafts.tpot_ms,
+        "tokens_per_step": acceptance.tokens_per_step,
         "mean_acceptance_length": acceptance.mean_acceptance_length,
         "acceptance_by_position": [round(share, 4) for share in acceptance.by_position],
         "alpha": alpha,
@@ -253,14 +259,18 @@ def _print_table(cell: Cell, what: str, result: dict[str, Any]) -> None:
     shares = ", ".join(f"{share:.2f}" for share in result["acceptance_by_position"]) or "none"
     rows = {
         "speedup measured / by formula": f"{result['speedup']:.2f} / {result['formula_speedup']:.2f}",
+        "tokens a step": f"{result['tokens_per_step']:.2f}",
+        "drafted": f"{result['num_draft_tokens']} tokens, {result['mean_gamma']:.2f} a drafted round in the mean",
         "acceptance by position": shares,
-        "mean acceptance length": f"{result['mean_acceptance_length']:.2f} at γ {result['mean_gamma']:.2f} in the mean",
         "γ histogram": " ".join(f"{gamma}:{count}" for gamma, count in enumerate(result["gamma_histogram"]) if count),
         "draft cost ratio c": f"{result['draft_cost_ratio']:.3f} ({result['draft_ms_per_token']:.2f} ms a draft token)",
         "a round in the mean, ms": describe_parts(result["profile_ms"]),
         "overhead per round": f"{result['overhead_ms_p50']:.2f} ms (p90 {result['overhead_ms_p90']:.2f})",
         "bytes per drafted token": f"{result['bytes_per_draft_token']:.1f}",
     }
+    if not result["num_draft_tokens"]:
+        rows["speedup measured / by formula"] = f"{result['speedup']:.2f} / none"
+        rows |= dict.fromkeys(("drafted", "draft cost ratio c", "bytes per drafted token"), "none")
     if "gamma0_ratio" in result:
         rows["γ = 0 against the engine alone"] = f"{result['gamma0_ratio']:.3f}"
     for name, value in rows.items():

@@ -55,6 +55,7 @@ def _gamma_point(gamma: int | str, runs: list[Timed], plain: list[Timed]) -> dic
         "gamma": gamma,
         "tokens_per_s": median(run.tokens_per_s for run in runs),
         "speedup": median(a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)),
+        "tokens_per_step": acceptance.tokens_per_step,
         "mean_acceptance_length": acceptance.mean_acceptance_length,
         "mean_gamma": acceptance.mean_gamma,
         "round_ms": median(step.round_ms for step in steps_of(run.completion for run in runs)),
@@ -109,9 +110,9 @@ def _scaling(points: list[dict[str, Any]], concurrency: int) -> float:
 
 
 def print_gamma_sweep(cell: Cell, result: dict[str, Any]) -> None:
-    table = Table("γ", "tokens/s", "speedup", "tokens a round", "round, ms", title_justify="left", title=_title(cell))
+    table = Table("γ", "tokens/s", "speedup", "tokens a step", "round, ms", title_justify="left", title=_title(cell))
     for point in result["points"]:
-        numbers = (point["tokens_per_s"], point["speedup"], point["mean_acceptance_length"], point["round_ms"])
+        numbers = (point["tokens_per_s"], point["speedup"], point["tokens_per_step"], point["round_ms"])
         table.add_row(str(point["gamma"]), *(f"{number:.2f}" for number in numbers))
     out.print(table)
     out.print(

@@ -42,7 +42,7 @@ def _command(
 
 async def _demo(target: str, draft: str | None, max_tokens: int) -> bool:
     await asyncio.to_thread(prepare, target, draft)
-    err.print("[dim]starting coordinator, draft worker and target worker...[/]")
+    err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     workers: dict[str, Any] = {"target_worker": small_worker(target), "draft_worker": small_worker(draft)}
     async with local_stack(target, draft, **workers) as stack, Client(stack.address) as client:
         info = await client.model_info()
@@ -106,12 +106,16 @@ async def _compare(
     plain = await client.complete(prompt, **without)
     stats = Acceptance.of([speculative])
     shares = ", ".join(f"{share:.2f}" for share in stats.by_position) or "nothing was drafted"
-    gammas = ", ".join(f"{gamma} in {count} rounds" for gamma, count in enumerate(stats.gamma_histogram) if count)
+    if stats.num_draft_tokens:
+        shares += f" ({stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafts)"
+    rounds = ((gamma, count) for gamma, count in enumerate(stats.gamma_histogram) if count)
+    gammas = ", ".join(f"{gamma} in {count} round{'s' if count > 1 else ''}" for gamma, count in rounds)
     reasons = {step.reason for step in steps_of([speculative]) if step.reason}
     same = plain.token_ids == speculative.token_ids and plain.text == speculative.text
     rows = {
         "tokens/s": f"plain {_rate(plain):.1f}, speculative {_rate(speculative):.1f}",
         "acceptance by position": shares,
+        "tokens a step": f"{stats.tokens_per_step:.2f}",
         "γ chosen": f"{gammas} ({', '.join(sorted(reasons))})",
         "greedy texts": "identical" if same else "DIFFERENT: this is a bug, `outrider verify` tells more",
     }

@@ -13,12 +13,26 @@ import annotated_types
 import typer
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
+from typer.core import TyperCommand
 
 from outrider.errors import InvalidArgument
 from outrider.settings import PREFIX, unknown_variables
 
 S = TypeVar("S", bound=BaseSettings)
 CLIENT_VARIABLES = {"OUTRIDER_ADDRESS", "OUTRIDER_CACHE", "OUTRIDER_TEST_SCALE"}
+
+
+VARIABLES_RULE = (
+    f"Each setting has a variable too, {PREFIX}<FLAG>: --log-level is {PREFIX}LOG_LEVEL. A flag outweighs its variable."
+)
+"""For the end of a help text: beside each flag its variable would not fit."""
+
+
+class PlainHelp(TyperCommand):
+    """A command whose help is plain text: a table of many long flags cuts their names on a narrow terminal."""
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **{**values, "rich_markup_mode": None})
 
 
 def flag_of(name: str) -> str:
@@ -33,7 +47,7 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     declaration = f"{flag_of(name)}/--no-{name.replace('_', '-')}" if kind is bool else flag_of(name)
     option = typer.Option(
         declaration,
-        help=f"{field.description} ({PREFIX}{name.upper()})",
+        help=field.description,
         min=low,
         max=high,
         show_default=_shown(field.default),

@@ -10,6 +10,8 @@ chi-square law is too thin a tail, so that this p-value is never below Chernoff'
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,6 +22,8 @@ MIN_BINS = 4
 # The tail of a multinomial chi-square statistic is heavier than the chi-square law's: simulated, up to 2 times at
 # 3e-6 with 10 expected per bin, and growing slowly further out. p-values are multiplied by this before they are judged.
 TAIL_FACTOR = 20.0
+POWER = 0.9
+"""Chance with which a shift of `detectable_shift` is found."""
 
 
 class LawTest:
@@ -95,6 +99,31 @@ class LawTest:
 def alarm(p_value: float, num_tests: int, false_alarm_rate: float) -> bool:
     """Whether a p-value counts as proof, when all tests together may raise a false alarm at this rate at most."""
     return p_value * num_tests * TAIL_FACTOR < false_alarm_rate
+
+
+def detectable_shift(num_tokens: int, num_tests: int, false_alarm_rate: float) -> float:
+    """About the smallest shift of probability, as total variation, that the uniform test finds with POWER; at most 1.
+
+    A shift of size e from the likelier half of the probability to the other adds a noncentrality of L = 4 n e^2 to the
+    statistic of n tokens in f + 1 bins. Needed is the L that carries the statistic, taken as normal with the noncentral
+    law's mean f + L and variance 2 (f + 2 L), above what counts as an alarm.
+    """
+    freedom = min(MAX_BINS, int(num_tokens / MIN_EXPECTED)) - 1
+    if freedom + 1 < MIN_BINS:
+        return 1.0
+    critical = _bisect(lambda c: alarm(chi_square_tail(c, freedom), num_tests, false_alarm_rate), 500.0)
+    z = statistics.NormalDist().inv_cdf(POWER)
+    needed = _bisect(lambda x: freedom + x - z * math.sqrt(2 * (freedom + 2 * x)) >= critical, 2000.0)
+    return min(1.0, math.sqrt(needed / (4 * num_tokens)))
+
+
+def _bisect(holds: Callable[[float], bool], high: float) -> float:
+    """The least value from 0 to `high` from which on `holds`."""
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:

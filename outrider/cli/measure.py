@@ -60,6 +60,7 @@ class Acceptance:
     by_position: tuple[float, ...]
     num_proposal_bytes: int
     gamma_histogram: tuple[int, ...]
+    num_tokens: int = 0
 
     @classmethod
     def of(cls, completions: Iterable[Completion]) -> Acceptance:
@@ -73,7 +74,14 @@ class Acceptance:
             tuple(a / d for a, d in zip(accepted, drafted, strict=False) if d),
             sum(s.num_proposal_bytes for s in stats),
             add_up(s.gamma_histogram for s in stats),
+            sum(s.num_tokens for s in stats),
         )
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens for each round of the target, plain ones too; 0 without rounds."""
+        num_steps = sum(self.gamma_histogram)
+        return self.num_tokens / num_steps if num_steps else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:

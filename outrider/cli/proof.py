@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.cli.law import LawTest, alarm
+from outrider.cli.law import LawTest, alarm, detectable_shift
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.results import Completion, ModelInfo, Step
 from outrider.sampling.params import AcceptanceRule
@@ -64,6 +64,8 @@ class Law:
     p_uniform: float = 1.0
     p_rank: float = 1.0
     conclusive: bool = False
+    detectable_shift: float = 1.0
+    """The smallest total variation from the target's law that these tokens show with a power of 0.9, about."""
     ranks: list[tuple[str, float, float]] = field(default_factory=list)
     """(ranks by probability, tokens observed, tokens expected)."""
 
@@ -104,6 +106,7 @@ class Report:
             if not row.num_drafted:
                 unclear.append(f"{row.name}: nothing was drafted, so nothing was tested")
         for law in self.laws:
+            law.detectable_shift = detectable_shift(law.num_tokens, num_tests, self.false_alarm_rate)
             if law.num_impossible:
                 broken.append(f"{law.name}: {law.num_impossible} tokens that the target gives probability 0")
             for test, p_value in (("uniform", law.p_uniform), ("rank", law.p_rank)):

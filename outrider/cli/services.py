@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from outrider.cli.console import reporting_errors
-from outrider.cli.flags import keyword, read_settings, settings_parameters, with_parameters
+from outrider.cli.flags import VARIABLES_RULE, PlainHelp, keyword, read_settings, settings_parameters, with_parameters
 from outrider.serving.server import run as run_server
 from outrider.settings import CoordinatorSettings, DraftWorkerSettings, ServerSettings, TargetWorkerSettings
 
@@ -28,7 +28,10 @@ SETTINGS: dict[str, type[ServerSettings]] = {
 def register(app: typer.Typer) -> None:
     """Adds the three commands."""
     for role, cls in SETTINGS.items():
-        app.command(role, help=f"Run {_article(cls)} alone.", rich_help_panel="Services")(_command(role, cls))
+        add = app.command(
+            role, cls=PlainHelp, help=f"Run {_article(cls)} alone.", epilog=VARIABLES_RULE, rich_help_panel="Services"
+        )
+        add(_command(role, cls))
 
 
 def _article(cls: type[ServerSettings]) -> str:

@@ -13,7 +13,15 @@ import typer
 
 from outrider.cli.bundles import prepare
 from outrider.cli.console import err, out, reporting_errors
-from outrider.cli.flags import parameter, read_settings, refuse_unknown_variables, refuse_variables, with_parameters
+from outrider.cli.flags import (
+    VARIABLES_RULE,
+    PlainHelp,
+    parameter,
+    read_settings,
+    refuse_unknown_variables,
+    refuse_variables,
+    with_parameters,
+)
 from outrider.cli.options import AUTO_DRAFT, Draft, Target, choose_draft
 from outrider.cli.ports import require_free
 from outrider.cli.stack import (
@@ -38,6 +46,7 @@ _NOT_HONOURED = {
     "draft_workers": "let it start its own, or run `outrider coordinator`",
     "advertise_address": "run `outrider target-worker` and `outrider draft-worker` apart",
 }
+_VARIABLES = f"{VARIABLES_RULE} Not for --target, --draft, --target-port and --draft-port."
 TOY_TEXT = "!!"
 """A text of every toy: its id 0, twice."""
 RESTART_DELAY_S = 1.0
@@ -58,7 +67,8 @@ def register(app: typer.Typer) -> None:
         *(_port(name, port_help.format(name.removesuffix("_port"))) for name in _WORKER_OF_PORT),
     ]
     help_text = "Start coordinator, draft worker and target worker on this machine."
-    app.command("up", help=help_text, rich_help_panel="Services")(with_parameters(_command, parameters))
+    add = app.command("up", cls=PlainHelp, help=help_text, epilog=_VARIABLES, rich_help_panel="Services")
+    add(with_parameters(_command, parameters))
 
 
 def _port(name: str, text: str) -> inspect.Parameter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -40,6 +41,8 @@ async def test_verify_proves_a_real_pair_lossless() -> None:
     assert all(part["num_drafted"] > 0 for part in report["equalities"] + report["laws"])
     # Some drafts must be rejected too, or the rules were hardly tried.
     assert all(0 < law["num_accepted"] < law["num_drafted"] for law in report["laws"])
+    assert all(0 < law["detectable_shift"] < 1 for law in report["laws"])
+    assert "total variation" in output
 
 
 async def test_verify_against_running_services() -> None:
@@ -63,6 +66,7 @@ async def test_bench_ends_in_the_figures(tmp_path: Path) -> None:
     figures = json.loads(output.splitlines()[-1])
     for name in (
         "plain_tokens_per_s", "speculative_tokens_per_s", "overhead_ms_p50", "bytes_per_draft_token", "gamma0_ratio",
+        "tokens_per_step",
         "mean_acceptance_length", "draft_cost_ratio", "formula_speedup", "speedup", "plain_ttft_ms", "plain_tpot_ms",
     ):  # fmt: skip
         assert figures[name] > 0, name
@@ -137,6 +141,8 @@ async def test_demo_runs_on_toys_and_says_so() -> None:
     assert "simulated toy" in output
     assert output.count("identical") == 3
     assert "acceptance by position" in output
+    assert re.search(r"\(\d+ of \d+ drafts\)", output)
+    assert "tokens a step" in output
 
 
 async def test_demo_fails_when_texts_differ() -> None:

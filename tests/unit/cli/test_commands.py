@@ -237,6 +237,7 @@ def test_a_missing_prompt_file_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--draft=none"], "compare with itself"),
         (["--workload=poems"], "'poems' is none of chat"),
         (["--sweep=gamma", "--profile=p.json"], "without sweep"),
         (["--sweep=tokens"], "--sweep"),

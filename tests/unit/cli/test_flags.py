@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
+from outrider.cli import main
 from outrider.cli.flags import flag_of, read_settings, settings_parameters, to_flags, with_parameters
 from outrider.cli.services import SETTINGS
 from outrider.errors import InvalidArgument
@@ -71,8 +72,19 @@ def test_help_names_each_flag_and_meaning(cls: type[BaseSettings], monkeypatch: 
     _, output, _ = parse(cls, "--help")
     for name, field in cls.model_fields.items():
         assert flag_of(name) in output
-        assert f"OUTRIDER_{name.upper()}" in output
         assert str(field.description)[:30] in output
+
+
+@pytest.mark.parametrize("role", [*SETTINGS, "up"])
+def test_a_narrow_help_cuts_no_flag_and_tells_the_rule_of_variables(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    output = CliRunner().invoke(main.app, [role, "--help"]).output
+    assert max(map(len, output.splitlines())) <= 80
+    names = SETTINGS[role].model_fields if role in SETTINGS else ("host", "target_port", "num_speculative_tokens")
+    words = output.replace(",", " ").replace("/", " ").split()
+    assert not [name for name in names if flag_of(name) not in words]
+    assert "OUTRIDER_<FLAG>" in output
 
 
 def test_flags_outweigh_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

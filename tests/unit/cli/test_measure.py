@@ -31,6 +31,8 @@ def test_formula_is_continuous_at_certain_acceptance() -> None:
 
 
 def test_alpha_counts_decided_drafts_only() -> None:
+    assert Acceptance(3, 9, 4, (), 0, (2, 0, 3), 12).tokens_per_step == 12 / 5
+    assert Acceptance(0, 0, 0, (), 0, ()).tokens_per_step == 0
     acceptance = Acceptance(3, 9, 4, (), 0, ())
     # Rounds of γ=3 with 3, 1 and 0 accepted: 4 acceptances, 2 rejections; drafts after a rejection decide nothing.
     assert acceptance.alpha([(3, 3), (3, 1), (3, 0)]) == pytest.approx(4 / 6)

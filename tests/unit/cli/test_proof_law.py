@@ -9,7 +9,7 @@ import pytest
 from conftest import scaled
 from scipy import stats
 
-from outrider.cli.law import RANK_EDGES, TAIL_FACTOR, LawTest, alarm, chi_square_tail
+from outrider.cli.law import RANK_EDGES, TAIL_FACTOR, LawTest, alarm, chi_square_tail, detectable_shift
 
 
 def filled(num_tokens: int, seed: int, *, vocab: int = 200, bias: float = 0.0) -> LawTest:
@@ -43,6 +43,28 @@ def test_rank_p_values_of_true_tokens_are_never_too_small() -> None:
     for level in (0.01, 0.1, 0.5):
         expected = level * len(p_values)
         assert (p_values < level).sum() <= expected + 4 * math.sqrt(expected)
+
+
+def test_a_detectable_shift_is_found_and_a_third_of_it_seldom() -> None:
+    """From the likelier half of the probability, 8 of 16 ids, to the other half."""
+
+    def share_found(shift: float, num_tokens: int = 400, num_trials: int = 20) -> float:
+        p = np.full(16, 1 / 16) + np.linspace(1e-6, -1e-6, 16)
+        q = p + np.repeat([-shift / 8, shift / 8], 8)
+        found = 0
+        for seed in range(num_trials):
+            rng = np.random.default_rng(seed)
+            test = LawTest(np.random.default_rng(seed + 1_000_000))
+            for token_id in rng.choice(16, size=num_tokens, p=q / q.sum()):
+                test.add(p, int(token_id))
+            found += alarm(test.p_uniform(), 6, 1e-6)
+        return found / num_trials
+
+    shift = detectable_shift(400, 6, 1e-6)
+    assert share_found(shift) >= 0.75
+    assert share_found(shift / 3) <= 0.25
+    assert detectable_shift(1600, 6, 1e-6) == pytest.approx(shift / 2)
+    assert detectable_shift(0, 6, 1e-6) == 1.0
 
 
 @pytest.mark.parametrize("p_value", ["p_uniform", "p_rank"])
