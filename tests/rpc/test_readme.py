@@ -26,7 +26,7 @@ async def test_the_client_example(tmp_path):
         )
         out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
-    assert "seed 7, rule COUPLED" in out.decode()
+    assert "seed 7, rule coupled" in out.decode()
     assert "tokens a step" in out.decode()
 
 
