@@ -6,3 +6,5 @@ import os
 # wait for work spin; with a draft and a target worker on the same cores they spin in each other's way, and a pass of
 # 20 ms takes more than a second.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A few microseconds of spinning between two layers' regions save a wake-up each; longer would take the other's cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
