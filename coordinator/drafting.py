@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -169,15 +168,9 @@ class DraftSide:
         request = self._stream.request
         await link.open(
             DraftOpening(
-                session_id=secrets.token_bytes(16),
-                epoch=self._epoch,
-                prompt_ids=request.prompt_ids,
-                committed_ids=tuple(self._stream.log.output_ids),
-                sampling=self._stream.sampling,
-                stopping=request.stopping,
+                **self._stream.opening_fields(self._epoch),
                 max_q_entries=self._max_q_entries,
                 drafter=request.drafter,
-                tenant=request.tenant,
             )
         )
         await link.wait_opened()

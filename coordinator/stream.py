@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
+from typing import Any
 
 from coordinator.log import Log
 from coordinator.request import ResolvedRequest
@@ -51,6 +53,18 @@ class Stream:
     @property
     def num_remaining_tokens(self) -> int:
         return self.request.stopping.max_tokens - len(self.log.output_ids)
+
+    def opening_fields(self, epoch: int) -> dict[str, Any]:
+        """What opens a session on either kind of worker from the log as it stands, as a new incarnation."""
+        return {
+            "session_id": secrets.token_bytes(16),
+            "epoch": epoch,
+            "prompt_ids": self.request.prompt_ids,
+            "committed_ids": tuple(self.log.output_ids),
+            "sampling": self.sampling,
+            "stopping": self.request.stopping,
+            "tenant": self.request.tenant,
+        }
 
     def commit(self, verdict: Verdict, *, drafter: str = "") -> Chunk:
         """Appends the verdict's tokens up to where the text ends, and gives what the client should get of them."""

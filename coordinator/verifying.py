@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
@@ -103,16 +102,10 @@ class TargetSide:
         self._epoch += 1
         request = self._stream.request
         opening = TargetOpening(
-            session_id=secrets.token_bytes(16),
-            epoch=self._epoch,
-            prompt_ids=request.prompt_ids,
-            committed_ids=tuple(self._stream.log.output_ids),
-            sampling=self._stream.sampling,
-            stopping=request.stopping,
+            **self._stream.opening_fields(self._epoch),
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
             max_draft_tokens=request.max_draft_tokens,
-            tenant=request.tenant,
             priority=request.priority,
             prompt_logprobs=request.prompt_logprobs if self._stream.wants_prompt_logprobs else None,
         )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Before anything imports torch: two workers on the same cores must not spin against each other.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import outrider.lm  # noqa: F401  (before anything imports torch: it sets how idle threads wait)
 
 SCALE = float(os.environ.get("OUTRIDER_TEST_SCALE", "0.1"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
 from outrider.sampling.masks import BadWords, TokenSet
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
-from outrider.serving.messages import DraftOpening, Header, TargetOpening, TokenLogprobs, Verdict
+from outrider.serving.messages import DraftOpening, Header, Opening, TargetOpening, TokenLogprobs, Verdict
 from outrider.v1 import common_pb2, draft_pb2, target_pb2, worker_pb2
 
 
@@ -165,65 +166,65 @@ def _unpack_q(message: common_pb2.Proposal) -> tuple[SparseQ | None, ...]:
     return tuple(q)
 
 
+def _opening_to_pb(opening: Opening) -> dict[str, Any]:
+    """The fields that both kinds of opening have."""
+    return {
+        "session_id": opening.session_id,
+        "epoch": opening.epoch,
+        "prompt_ids": opening.prompt_ids,
+        "committed_ids": opening.committed_ids,
+        "sampling": sampling_to_pb(opening.sampling),
+        "stopping": stopping_to_pb(opening.stopping),
+        "tenant": opening.tenant,
+    }
+
+
+def _opening_from_pb(message: draft_pb2.DraftOpen | target_pb2.TargetOpen) -> dict[str, Any]:
+    refuse_unimplemented(message.features, "open.features", "sending features of the target")
+    return {
+        "session_id": message.session_id,
+        "epoch": message.epoch,
+        "prompt_ids": list(message.prompt_ids),
+        "committed_ids": list(message.committed_ids),
+        "sampling": sampling_from_pb(message.sampling),
+        "stopping": stopping_from_pb(message.stopping),
+        "tenant": message.tenant,
+    }
+
+
 def draft_open_to_pb(opening: DraftOpening) -> draft_pb2.DraftOpen:
     return draft_pb2.DraftOpen(
-        session_id=opening.session_id,
-        epoch=opening.epoch,
-        prompt_ids=opening.prompt_ids,
-        committed_ids=opening.committed_ids,
-        sampling=sampling_to_pb(opening.sampling),
-        stopping=stopping_to_pb(opening.stopping),
+        **_opening_to_pb(opening),
         max_q_entries=opening.max_q_entries,
         drafter=opening.drafter,
-        tenant=opening.tenant,
     )
 
 
 def draft_open_from_pb(message: draft_pb2.DraftOpen) -> DraftOpening:
-    refuse_unimplemented(message.features, "open.features", "sending features of the target")
     return DraftOpening(
-        session_id=message.session_id,
-        epoch=message.epoch,
-        prompt_ids=list(message.prompt_ids),
-        committed_ids=list(message.committed_ids),
-        sampling=sampling_from_pb(message.sampling),
-        stopping=stopping_from_pb(message.stopping),
+        **_opening_from_pb(message),
         max_q_entries=message.max_q_entries,
         drafter=message.drafter,
-        tenant=message.tenant,
     )
 
 
 def target_open_to_pb(opening: TargetOpening) -> target_pb2.TargetOpen:
     return target_pb2.TargetOpen(
-        session_id=opening.session_id,
-        epoch=opening.epoch,
-        prompt_ids=opening.prompt_ids,
-        committed_ids=opening.committed_ids,
-        sampling=sampling_to_pb(opening.sampling),
-        stopping=stopping_to_pb(opening.stopping),
+        **_opening_to_pb(opening),
         logprobs=opening.logprobs,
         top_logprobs=opening.top_logprobs,
         max_draft_tokens=opening.max_draft_tokens,
-        tenant=opening.tenant,
         priority=opening.priority,
         prompt_logprobs=opening.prompt_logprobs,
     )
 
 
 def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
-    refuse_unimplemented(message.features, "open.features", "sending features of the target")
     return TargetOpening(
-        session_id=message.session_id,
-        epoch=message.epoch,
-        prompt_ids=list(message.prompt_ids),
-        committed_ids=list(message.committed_ids),
-        sampling=sampling_from_pb(message.sampling),
-        stopping=stopping_from_pb(message.stopping),
+        **_opening_from_pb(message),
         logprobs=message.logprobs,
         top_logprobs=message.top_logprobs,
         max_draft_tokens=message.max_draft_tokens,
-        tenant=message.tenant,
         priority=message.priority,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
