@@ -22,11 +22,11 @@ from outrider.cli.bench_sweeps import (
 )
 from outrider.cli.bundles import prepare
 from outrider.cli.console import out, print_json, progress, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables
+from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import Acceptance, Pace, Timed, formula_speedup, median, percentile, steps_of
 from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
 from outrider.cli.prompts import WORKLOADS, read_prompts, spread
-from outrider.cli.stack import DEFAULT_MODEL, small_worker
+from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, small_worker
 from outrider.client import GenerateOptions
 from outrider.errors import InvalidArgument
 from outrider.sampling.params import SamplingParams
@@ -75,6 +75,7 @@ def _command(
     """Measure plain against speculative decoding. The last line of stdout is JSON."""
     with reporting_errors():
         refuse_unknown_variables()
+        refuse_variables(NOT_HONOURED, "bench")
         settings = TargetWorkerSettings(**small_worker(target, model=target, dtype=dtype))
         cells = _cells(prompts, workload or [], temperature or [0.0], num_prompts)
         if sweep and profile_file:

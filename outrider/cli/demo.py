@@ -10,11 +10,11 @@ import typer
 
 from outrider.cli.bundles import prepare
 from outrider.cli.console import err, out, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables
+from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import Acceptance, steps_of
 from outrider.cli.options import AUTO_DRAFT, Draft, Target, choose_draft
 from outrider.cli.prompts import for_model, read_prompts
-from outrider.cli.stack import DEFAULT_MODEL, local_stack, small_worker
+from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
 from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
@@ -37,6 +37,7 @@ def _command(
     """Stream one chat completion, then compare it with plain decoding. Exit code 1 if a text differs."""
     with reporting_errors():
         refuse_unknown_variables()
+        refuse_variables(NOT_HONOURED, "demo")
         raise SystemExit(0 if asyncio.run(_demo(target, choose_draft(target, draft), max_tokens)) else 1)
 
 

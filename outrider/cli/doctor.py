@@ -23,7 +23,7 @@ from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.errors import OutriderError
-from outrider.settings import unknown_variables
+from outrider.settings import PREFIX, unknown_variables
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -67,6 +67,7 @@ def run_checks(target: str, draft: str | None) -> Iterator[Check]:
     """Every check, in the order that a fix would take."""
     yield from check_packages()
     yield check_variables()
+    yield from check_model_variable()
     settings = list(check_settings())
     yield from settings
     yield check_threads()
@@ -103,6 +104,14 @@ def check_variables() -> Check:
     if unknown:
         return Check("fail", "environment", f"nothing reads {', '.join(unknown)}", "unset it, or mend its name")
     return Check("ok", "environment", "no unknown OUTRIDER_ variable")
+
+
+def check_model_variable() -> Iterator[Check]:
+    """The variable names the model of one worker; what is checked here is a pair."""
+    model = os.environ.get(f"{PREFIX}MODEL")
+    if model:
+        detail = f"{PREFIX}MODEL={model} is for a worker run alone; it is not checked here"
+        yield Check("warn", "model", detail, "give --target and --draft")
 
 
 def check_settings() -> Iterator[Check]:

@@ -31,6 +31,13 @@ Values = Mapping[str, Any]
 
 TARGET_WORKER, DRAFT_WORKER, COORDINATOR = "target-worker", "draft-worker", "coordinator"
 ROLES = (TARGET_WORKER, DRAFT_WORKER, COORDINATOR)
+NOT_HONOURED = {
+    "model": "give --target and --draft",
+    "target_workers": "let it start its own, or run `outrider coordinator`",
+    "draft_workers": "let it start its own, or run `outrider coordinator`",
+    "advertise_address": "run `outrider target-worker` and `outrider draft-worker` apart",
+}
+"""Settings that no command can honour which starts the services itself, and what to do instead."""
 REPORT_INTERVAL_S = 10.0
 """How often a start that takes long says what it waits for."""
 

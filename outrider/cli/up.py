@@ -28,6 +28,7 @@ from outrider.cli.stack import (
     COORDINATOR,
     DEFAULT_MODEL,
     DRAFT_WORKER,
+    NOT_HONOURED,
     TARGET_WORKER,
     ServicesStopped,
     Stack,
@@ -40,12 +41,6 @@ _COORDINATOR_FLAGS = ("port", "num_speculative_tokens", "max_speculative_tokens"
 _WORKER_FLAGS = ("dtype", "device", "num_threads", "kv_cache_bytes", "max_context_length", "revision")
 _SHARED_FLAGS = ("host", "log_level")
 _WORKER_OF_PORT = {"target_port": "target_worker", "draft_port": "draft_worker"}
-_NOT_HONOURED = {
-    "model": "give --target and --draft",
-    "target_workers": "let it start its own, or run `outrider coordinator`",
-    "draft_workers": "let it start its own, or run `outrider coordinator`",
-    "advertise_address": "run `outrider target-worker` and `outrider draft-worker` apart",
-}
 _VARIABLES = f"{VARIABLES_RULE} Not for --target, --draft, --target-port and --draft-port."
 TOY_TEXT = "!!"
 """A text of every toy: its id 0, twice."""
@@ -79,7 +74,7 @@ def _port(name: str, text: str) -> inspect.Parameter:
 def _command(*, target: str, draft: str, **given: Any) -> None:
     with reporting_errors():
         refuse_unknown_variables()
-        refuse_variables(_NOT_HONOURED, "up")
+        refuse_variables(NOT_HONOURED, "up")
         asyncio.run(_up(target, choose_draft(target, draft), given))
 
 

@@ -15,12 +15,12 @@ from rich.table import Table
 from outrider.cli import proof
 from outrider.cli.bundles import prepare
 from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables
+from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.law import POWER
 from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
 from outrider.cli.prompts import for_model, read_prompts, spread
 from outrider.cli.reference import Reference, load_target
-from outrider.cli.stack import DEFAULT_MODEL, local_stack, small_worker
+from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client
 from outrider.errors import FailedPrecondition
 from outrider.results import ModelInfo
@@ -68,6 +68,7 @@ def _command(
     """
     with reporting_errors():
         refuse_unknown_variables()
+        refuse_variables(NOT_HONOURED, "verify")
         plan = proof.Plan(
             max_tokens=max_tokens,
             num_samples=samples,

@@ -70,6 +70,25 @@ def test_unknown_variables_are_usage_errors(command: list[str], monkeypatch: pyt
     assert len(errors.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["up", "verify", "bench", "demo"])
+@pytest.mark.parametrize("name", ["MODEL", "TARGET_WORKERS", "DRAFT_WORKERS", "ADVERTISE_ADDRESS"])
+def test_variables_that_a_command_cannot_honour_are_usage_errors(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"OUTRIDER_{name}", "127.0.0.1:1")
+    exit_code, output, errors = invoke(command, *PAIR)
+    assert (exit_code, output) == (2, "")
+    assert f"OUTRIDER_{name} means nothing to `outrider {command}`: unset it, and " in errors
+
+
+def test_doctor_warns_of_a_model_that_it_does_not_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_MODEL", "toy:vocab=8")
+    exit_code, output, _ = invoke("doctor", *PAIR, "--json")
+    (warning,) = [c for c in json.loads(output)["checks"] if "OUTRIDER_MODEL" in c["detail"]]
+    assert (exit_code, warning["state"]) == (0, "warn")
+    assert "--target" in warning["fix"]
+
+
 def test_without_torch_the_client_commands_start() -> None:
     code = "import sys, outrider.cli.main; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
