@@ -116,6 +116,7 @@ def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
     """One-hot places (greedy, COUPLED, lookup) put ids only on the wire."""
     message = common_pb2.Proposal(
         token_ids=proposal.token_ids,
+        parents=[parent + 1 for parent in proposal.parents],
         confidences=bytes(round(255 * confidence) for confidence in proposal.confidences),
         drafter=proposal.drafter,
         queue_us=proposal.queue_us,
@@ -131,8 +132,9 @@ def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
 
 
 def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
-    """Raises ProposalFault on byte strings that do not add up, Unimplemented on a tree."""
-    refuse_unimplemented(message.parents, "verify.proposal.parents", "a tree of drafts")
+    """Raises ProposalFault on byte strings and lists that do not add up."""
+    if message.parents and len(message.parents) != len(message.token_ids):
+        raise ProposalFault(f"{len(message.parents)} parents for {len(message.token_ids)} drafts")
     if message.confidences and len(message.confidences) != len(message.token_ids):
         raise ProposalFault(f"{len(message.confidences)} confidences for {len(message.token_ids)} drafts")
     return Proposal(
@@ -143,6 +145,7 @@ def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
         queue_us=message.queue_us,
         compute_us=message.compute_us,
         num_ingested_tokens=message.ingested_tokens,
+        parents=tuple(parent - 1 for parent in message.parents),
     )
 
 

@@ -1,5 +1,7 @@
 """Wire and back without loss, malformed bytes as faults, and what a drafted token costs on the wire."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,16 @@ def test_proposal_round_trip_mixes_sampled_and_one_hot():
             assert mine.counts.tolist() == theirs.counts.tolist()
 
 
+def test_a_tree_keeps_its_shape_and_a_chain_sends_none():
+    drafts = sampled_proposal(4, 5)
+    tree = dataclasses.replace(drafts, parents=(-1, 0, -1, 2))
+    message = through_wire(convert.proposal_to_pb(tree))
+    assert convert.proposal_from_pb(message).parents == tree.parents
+    message.ClearField("parents")
+    assert message.SerializeToString() == convert.proposal_to_pb(drafts).SerializeToString()
+    assert convert.proposal_from_pb(message).parents == ()
+
+
 def test_one_id_with_all_of_the_mass_fits():
     proposal = Proposal((3,), (SparseQ(np.array([3], np.uint32), np.array([65_536])),))
     assert convert.proposal_from_pb(convert.proposal_to_pb(proposal)).q[0].counts.tolist() == [65_536]
@@ -101,6 +113,7 @@ def test_one_id_with_all_of_the_mass_fits():
         common_pb2.Proposal(token_ids=[1], q_sizes=[2**32 - 1], q_ids=b"1234", q_counts=b"12"),
         common_pb2.Proposal(token_ids=[1], q_ids=b"1234", q_counts=b"12"),
         common_pb2.Proposal(token_ids=[1], confidences=b"12"),
+        common_pb2.Proposal(token_ids=[1], parents=[0, 0]),
     ],
 )
 def test_bytes_that_do_not_add_up_are_faults(message):
@@ -109,9 +122,6 @@ def test_bytes_that_do_not_add_up_are_faults(message):
 
 
 def test_what_nothing_implements_is_refused_by_name():
-    with pytest.raises(Unimplemented) as error:
-        convert.proposal_from_pb(common_pb2.Proposal(token_ids=[1], parents=[0]))
-    assert error.value.field == "verify.proposal.parents"
     for message, from_pb in [
         (draft_pb2.DraftOpen(features="hidden"), convert.draft_open_from_pb),
         (target_pb2.TargetOpen(features="hidden"), convert.target_open_from_pb),
@@ -148,11 +158,14 @@ MAX_HEADER_BYTES = 64
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 8])
 @pytest.mark.parametrize(("num_entries", "max_bytes"), [(64, 400), (0, 8)])
-def test_bytes_per_drafted_token(num_tokens, num_entries, max_bytes):
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_bytes_per_drafted_token(num_tokens, num_entries, max_bytes, shape):
     """Both legs: the draft worker's answer and the target's `verify`, each beside one header of at most 64 bytes."""
     proposal = sampled_proposal(num_tokens, max(1, num_entries))
     if not num_entries:
         proposal = Proposal(tuple([151_935] * num_tokens), (), (), "model", 3000, 90_000, 1)
+    if shape == "tree":
+        proposal = dataclasses.replace(proposal, parents=tuple(range(num_tokens))[::-1])
     header = convert.header_to_pb(Header(3, 131_072, hash_ids((1,))))
     message = convert.proposal_to_pb(proposal)
     for envelope in (
