@@ -202,6 +202,8 @@ class Client:
                 worker,
                 role=worker_pb2.WorkerRole.Name(worker.role).removeprefix("WORKER_ROLE_").lower(),
                 capacity=_read(results.Capacity, worker.capacity),
+                numerics=_read(results.Numerics, worker.numerics, environment=dict(worker.numerics.environment)),
+                cache_counters=_read(results.CacheCounters, worker.cache_counters),
             )
             for worker in reply.workers
         )

@@ -240,6 +240,57 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class Numerics:
+    """How a worker computes rows, and what its probe found at load.
+
+    mode: `fast`, or `exact`: a row's logits depend on its own sequence's ids alone, to the bit. proven: the probe
+    computed a text of `num_tokens` in `num_histories` ways, by passes of each of `row_counts`, and no bit differed.
+    environment: what decides rounding there, by name.
+    """
+
+    mode: str = "fast"
+    proven: bool = False
+    row_counts: tuple[int, ...] = ()
+    num_histories: int = 0
+    num_tokens: int = 0
+    probe_s: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """In a line, without the environment."""
+        if not self.proven:
+            return f"{self.mode}, not probed"
+        return (
+            f"{self.mode}, proven: {self.num_histories} histories of {self.num_tokens} tokens, passes of "
+            f"{_ranges(self.row_counts)} rows, bitwise equal, in {self.probe_s:.1f} s"
+        )
+
+
+def _ranges(counts: Sequence[int]) -> str:
+    """1, 2, 3, 8 as "1-3, 8"."""
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and runs[-1][-1] == count - 1:
+            runs[-1].append(count)
+        else:
+            runs.append([count])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """What has happened to a worker's cache since it started.
+
+    Preempted: blocks taken while a forward waited or was half done; evicted when idle: taken between forwards.
+    """
+
+    num_preemptions: int = 0
+    num_idle_evictions: int = 0
+    num_cached_tokens: int = 0
+    num_copied_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A worker as the coordinator sees it; `role` is `draft` or `target`."""
 
@@ -255,6 +306,8 @@ class Worker:
     numerics_fingerprint: str
     weight_bytes: int
     dtype: str
+    numerics: Numerics
+    cache_counters: CacheCounters
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import sys
@@ -24,6 +25,7 @@ from outrider.lm.int8_linear import quantize_linears, weight_bytes
 from outrider.lm.interface import LoadedModel, ModelDescription
 from outrider.lm.numerics import prove
 from outrider.lm.tensor_parallel import shard_model
+from outrider.results import Numerics
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]
@@ -80,7 +82,8 @@ def load_checkpoint(
     is_exact = settings.numerics == "exact"
     num_logits = vocab_size if ids is None else len(ids)
     adapted = TransformersModel(model, vocab_size=num_logits, context_length=context, exact=is_exact)
-    numerics = prove(adapted, on_progress) if is_exact else "fast"
+    environment = _numerics_environment(device, weights, num_packed, settings.numerics)
+    numerics = prove(adapted, on_progress) if is_exact else Numerics()
     description = ModelDescription(
         model=name,
         model_fingerprint=model_fingerprint(model.config.to_dict(), _weight_files(path), weights),
@@ -95,13 +98,13 @@ def load_checkpoint(
         generation_defaults=_generation_defaults(path),
         dtype=dtype,
         weight_bytes=num_bytes,
-        numerics_fingerprint=_numerics(device, weights, num_packed, settings.numerics),
+        numerics_fingerprint="; ".join(environment.values()),
+        numerics=dataclasses.replace(numerics, environment=environment),
         versions={
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "tokenizers": tokenizers.__version__,
-            "numerics": numerics,
         },
     )
     on_progress(f"{name} is loaded", 1.0)
@@ -209,17 +212,16 @@ def _generation_defaults(path: Path) -> dict[str, float]:
     return {key: float(stated[key]) for key in GENERATION_DEFAULTS if stated.get(key) is not None}
 
 
-def _numerics(device: torch.device, dtype: str, num_packed: int, numerics: str) -> str:
+def _numerics_environment(device: torch.device, weights: str, num_packed: int, numerics: str) -> dict[str, str]:
     """Equal texts mean bit-equal logits for equal passes: whatever may change the order or kind of an addition."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    layers = f"{num_packed} packed layers"
-    parts = [
-        device.type,
-        name,
-        dtype,
-        f"{numerics} numerics",
-        layers,
-        f"{torch.get_num_threads()} threads",
-        f"torch {torch.__version__}",
-    ]
-    return "; ".join([*parts, f"transformers {transformers.__version__}", sys.platform])
+    return {
+        "device": device.type,
+        "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "weights": weights,
+        "mode": f"{numerics} numerics",
+        "layers": f"{num_packed} packed layers",
+        "threads": f"{torch.get_num_threads()} threads",
+        "torch": f"torch {torch.__version__}",
+        "transformers": f"transformers {transformers.__version__}",
+        "platform": sys.platform,
+    }

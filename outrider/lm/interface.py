@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from outrider.results import Numerics
+
 T = TypeVar("T")
 
 
@@ -122,6 +124,7 @@ class ModelDescription:
     numerics_fingerprint: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     simulated: bool = False
+    numerics: Numerics = field(default_factory=Numerics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm import toy
 from outrider.lm.draft_vocab import TrimmedToy, drafted_ids
 from outrider.lm.interface import LoadedModel
+from outrider.results import Numerics
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]
@@ -63,7 +64,8 @@ def _load_toy(settings: WorkerSettings) -> LoadedModel:
     if ids is not None:
         model = TrimmedToy(spec, ids)
     name = settings.model_name or settings.model
-    return LoadedModel(model, dataclasses.replace(model.description, model=name))
+    numerics = Numerics(mode=settings.numerics, environment={"device": "simulated"})
+    return LoadedModel(model, dataclasses.replace(model.description, model=name, numerics=numerics))
 
 
 def locate(settings: WorkerSettings, on_progress: Progress) -> tuple[Path, str]:

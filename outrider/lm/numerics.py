@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from outrider.errors import FailedPrecondition
 from outrider.lm.interface import LanguageModel, PackedBatch, Segment
 from outrider.lm.row_counts import ROW_COUNTS
+from outrider.results import Numerics
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 640
@@ -24,8 +26,8 @@ TOKENS_AT_ONCE = 490
 """Of which small passes begin: just before attention takes a second lot of keys."""
 
 
-def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None] | None = None) -> str:
-    """Compares the logits of one text computed in different chunks, places and companies; says what was compared.
+def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None] | None = None) -> Numerics:
+    """Compares the logits of one text computed in different chunks, places and companies; tells what was compared.
 
     Leaves the model with a cache of a few blocks: `allocate_cache` is to be called again. Raises FailedPrecondition,
     naming the first difference, when two logits of a row differ in any bit.
@@ -41,6 +43,7 @@ def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None]
     other = [2 * num_blocks + i for i in straight]
 
     on_progress("proving exact numerics", 0.8)
+    started_s = time.perf_counter()
     reference = _run(model, ids, straight, itertools.repeat(32), None)
     large = itertools.repeat(ROW_COUNTS[-1])
     before = max(1, min(TOKENS_AT_ONCE, length - 50))
@@ -70,7 +73,14 @@ def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None]
                 f"differ, the first at position {row} by up to {gap:.1e}. Use numerics=fast, another dtype or number "
                 "of threads"
             )
-    return f"exact: {len(histories)} histories of {length} tokens, passes of {_told(ROW_COUNTS)} rows, bitwise equal"
+    return Numerics(
+        mode="exact",
+        proven=True,
+        row_counts=ROW_COUNTS,
+        num_histories=len(histories),
+        num_tokens=length,
+        probe_s=time.perf_counter() - started_s,
+    )
 
 
 def _run(
@@ -94,14 +104,3 @@ def _run(
         done += count
         passes += 1
     return np.concatenate(parts)
-
-
-def _told(counts: tuple[int, ...]) -> str:
-    """1, 2, 3, 8 as "1-3, 8"."""
-    runs: list[list[int]] = []
-    for count in counts:
-        if runs and runs[-1][-1] == count - 1:
-            runs[-1].append(count)
-        else:
-            runs.append([count])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

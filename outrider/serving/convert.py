@@ -17,6 +17,7 @@ from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, S
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
+from outrider.results import CacheCounters, Numerics
 from outrider.sampling.masks import BadWords, TokenSet
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving.messages import DraftOpening, Header, Opening, TargetOpening, TokenLogprobs, Verdict
@@ -328,6 +329,7 @@ def description_to_pb(description: ModelDescription) -> worker_pb2.DescribeWorke
         dtype=description.dtype,
         weight_bytes=description.weight_bytes,
         simulated=description.simulated,
+        numerics=numerics_to_pb(description.numerics),
     )
     for name, value in description.generation_defaults.items():
         if name in _DEFAULTS:
@@ -354,7 +356,32 @@ def description_from_pb(message: worker_pb2.DescribeWorkerResponse) -> ModelDesc
         numerics_fingerprint=message.numerics_fingerprint,
         versions=dict(message.versions),
         simulated=message.simulated,
+        numerics=numerics_from_pb(message.numerics),
     )
+
+
+def numerics_to_pb(numerics: Numerics) -> worker_pb2.Numerics:
+    return worker_pb2.Numerics(**{f.name: getattr(numerics, f.name) for f in dataclasses.fields(Numerics)})
+
+
+def numerics_from_pb(message: worker_pb2.Numerics) -> Numerics:
+    return Numerics(
+        mode=message.mode,
+        proven=message.proven,
+        row_counts=tuple(message.row_counts),
+        num_histories=message.num_histories,
+        num_tokens=message.num_tokens,
+        probe_s=message.probe_s,
+        environment=dict(message.environment),
+    )
+
+
+def cache_counters_to_pb(counters: CacheCounters) -> worker_pb2.CacheCounters:
+    return worker_pb2.CacheCounters(**dataclasses.asdict(counters))
+
+
+def cache_counters_from_pb(message: worker_pb2.CacheCounters) -> CacheCounters:
+    return CacheCounters(**{f.name: getattr(message, f.name) for f in dataclasses.fields(CacheCounters)})
 
 
 def timing_to_pb(timing: PassTiming) -> worker_pb2.PassTiming:

@@ -17,7 +17,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
-from outrider.serving.convert import description_to_pb, timing_to_pb
+from outrider.results import CacheCounters
+from outrider.serving.convert import cache_counters_to_pb, description_to_pb, timing_to_pb
 from outrider.serving.fleet import FleetMember, advertised_address
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
@@ -62,6 +63,16 @@ class Worker:
             max_draft_tokens=self.settings.max_draft_tokens,
         )
 
+    def cache_counters(self) -> CacheCounters:
+        """As of now."""
+        stats = self.engine.stats()
+        return CacheCounters(
+            num_preemptions=stats.num_preemptions,
+            num_idle_evictions=stats.num_idle_evictions,
+            num_cached_tokens=stats.num_cached_tokens,
+            num_copied_blocks=stats.num_copied_blocks,
+        )
+
 
 class WorkerServicer:
     """`WorkerService` of one worker."""
@@ -76,6 +87,7 @@ class WorkerServicer:
         answer = worker_pb2.DescribeWorkerResponse()
         answer.CopyFrom(self._description)
         answer.capacity.CopyFrom(self._worker.capacity())
+        answer.cache_counters.CopyFrom(cache_counters_to_pb(self._worker.cache_counters()))
         # a thread of its own: fits take milliseconds, and sessions are waiting for this loop
         timings = await asyncio.to_thread(self._worker.engine.timing.timings)
         answer.timings.extend(timing_to_pb(timing) for timing in timings)

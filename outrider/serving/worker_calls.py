@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
-from outrider.results import Capacity
-from outrider.serving.convert import description_from_pb, timing_from_pb
+from outrider.results import CacheCounters, Capacity
+from outrider.serving.convert import cache_counters_from_pb, description_from_pb, timing_from_pb
 from outrider.serving.status import from_rpc_error
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
@@ -31,6 +31,7 @@ class WorkerDescription:
     capacity: Capacity
     incarnation: str
     timings: tuple[PassTiming, ...] = ()
+    cache_counters: CacheCounters = field(default_factory=CacheCounters)
 
 
 async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float) -> WorkerDescription:
@@ -49,6 +50,7 @@ async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeou
         capacity=capacity_from_pb(answer.capacity),
         incarnation=answer.incarnation,
         timings=tuple(timing_from_pb(timing) for timing in answer.timings),
+        cache_counters=cache_counters_from_pb(answer.cache_counters),
     )
 
 

@@ -394,7 +394,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., models: _Optional[_Iterable[str]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: _Optional[bool] = ..., model_aliases: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype")
+    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype", "numerics", "cache_counters")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +407,8 @@ class WorkerStatus(_message.Message):
     NUMERICS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     role: _worker_pb2.WorkerRole
     address: str
     model: str
@@ -419,7 +421,9 @@ class WorkerStatus(_message.Message):
     numerics_fingerprint: str
     weight_bytes: int
     dtype: str
-    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    numerics: _worker_pb2.Numerics
+    cache_counters: _worker_pb2.CacheCounters
+    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics: _Optional[_Union[_worker_pb2.Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[_worker_pb2.CacheCounters, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat")

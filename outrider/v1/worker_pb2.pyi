@@ -23,7 +23,7 @@ class DescribeWorkerRequest(_message.Message):
     def __init__(self, without_tokenizer: _Optional[bool] = ...) -> None: ...
 
 class DescribeWorkerResponse(_message.Message):
-    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated", "timings")
+    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated", "timings", "numerics", "cache_counters")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,8 @@ class DescribeWorkerResponse(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     role: WorkerRole
     model: str
     model_fingerprint: str
@@ -80,7 +82,46 @@ class DescribeWorkerResponse(_message.Message):
     incarnation: str
     simulated: bool
     timings: _containers.RepeatedCompositeFieldContainer[PassTiming]
-    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ...) -> None: ...
+    numerics: Numerics
+    cache_counters: CacheCounters
+    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[CacheCounters, _Mapping]] = ...) -> None: ...
+
+class Numerics(_message.Message):
+    __slots__ = ("mode", "proven", "row_counts", "num_histories", "num_tokens", "probe_s", "environment")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PROVEN_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HISTORIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_S_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    proven: bool
+    row_counts: _containers.RepeatedScalarFieldContainer[int]
+    num_histories: int
+    num_tokens: int
+    probe_s: float
+    environment: _containers.ScalarMap[str, str]
+    def __init__(self, mode: _Optional[str] = ..., proven: _Optional[bool] = ..., row_counts: _Optional[_Iterable[int]] = ..., num_histories: _Optional[int] = ..., num_tokens: _Optional[int] = ..., probe_s: _Optional[float] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class CacheCounters(_message.Message):
+    __slots__ = ("num_preemptions", "num_idle_evictions", "num_cached_tokens", "num_copied_blocks")
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_IDLE_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COPIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_preemptions: int
+    num_idle_evictions: int
+    num_cached_tokens: int
+    num_copied_blocks: int
+    def __init__(self, num_preemptions: _Optional[int] = ..., num_idle_evictions: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_copied_blocks: _Optional[int] = ...) -> None: ...
 
 class PassTiming(_message.Message):
     __slots__ = ("prefill", "min_sequences", "max_sequences", "base_ms", "ms_per_row", "ms_per_context_token", "spread_ms", "min_rows", "max_rows", "num_passes")

@@ -1,6 +1,7 @@
 """bfloat16 under numerics=exact: greedy and COUPLED text equals plain text token for token, alone and in company."""
 
 import asyncio
+from importlib.metadata import version
 
 import pytest
 from conftest import scaled
@@ -19,7 +20,7 @@ CONCURRENCY = 4
 def target():
     settings = {"model": "smollm2-135m", "dtype": "bfloat16", "num_threads": 2}
     loaded = load_model(TargetWorkerSettings(**settings, numerics="exact"))
-    assert loaded.description.versions["numerics"].startswith("exact: ")
+    assert (loaded.description.numerics.mode, loaded.description.numerics.proven) == ("exact", True)
     return loaded
 
 
@@ -50,6 +51,10 @@ async def test_bfloat16_text_is_the_same_for_every_gamma_and_company(target, dra
     prompts = [[{"role": "user", "content": p}] for p in read_prompts()[: scaled(40, at_least=CONCURRENCY)]]
     stack = in_process_stack(target, draft, worker={"kv_cache_bytes": 256 << 20})
     async with stack as services, outrider.Client(services.address) as client:
+        told = {worker.role: worker.numerics for worker in (await client.server_info()).workers}
+        assert told["target"] == target.description.numerics
+        assert told["target"].environment["torch"] == f"torch {version('torch')}"
+        assert (told["draft"].mode, told["draft"].proven) == ("fast", False)
         common = {"max_tokens": scaled(96, at_least=24), "ignore_eos": True, **sampling}
         plain, drafted = await texts(client, prompts, 1, num_speculative_tokens=0, **common)
         assert drafted == 0

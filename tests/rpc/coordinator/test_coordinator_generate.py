@@ -76,6 +76,10 @@ async def test_usage_tells_what_was_not_computed_again(client: Client) -> None:
     assert first.token_ids == again.token_ids
     chat = await client.complete([*prompt, *first.token_ids, 1, 2], max_tokens=5, temperature=0.0)
     assert chat.usage.cached_tokens == 128
+    async with asyncio.timeout(20):
+        while (counters := (await client.server_info()).workers[0].cache_counters).num_cached_tokens < 96 + 128:
+            await asyncio.sleep(0.05)
+    assert counters == results.CacheCounters(num_cached_tokens=96 + 128)
 
 
 @pytest.mark.parametrize("drafter", ["model", "lookup", "auto"])
@@ -355,6 +359,8 @@ async def test_info_tokenize_and_detokenize(stack: Stack, client: Client) -> Non
     assert set(info.acceptance_rules) == set(AcceptanceRule)
     server = await client.server_info()
     assert [(w.role, w.healthy) for w in server.workers] == [("target", True), ("draft", True)]
+    fast = results.Numerics("fast", environment={"device": "simulated"})
+    assert [worker.numerics for worker in server.workers] == [fast, fast]
     assert await client.tokenize('!"#') == [0, 1, 2]
     assert await client.detokenize([0, 1, 2]) == '!"#'
     with pytest.raises(OutriderError, match="below 48") as bad:

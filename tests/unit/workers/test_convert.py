@@ -9,6 +9,7 @@ from outrider.drafting.proposal import Proposal, ProposalFault, SparseQ
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
+from outrider.results import CacheCounters, Numerics
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving import convert
@@ -65,9 +66,11 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
         ),
         (
             ModelDescription("m", "f", "t", 100, 64, b"{}", "{{ x }}", {"bos_token": "<s>"}, (1, 2), 0,
-                             {"temperature": 0.5, "top_k": 20}, "bfloat16", 5, "n", {"torch": "1"}, True),
+                             {"temperature": 0.5, "top_k": 20}, "bfloat16", 5, "n", {"torch": "1"}, True,
+                             Numerics("exact", True, (1, 2, 32), 5, 640, 1.5, {"processor": "p"})),
             convert.description_to_pb, convert.description_from_pb,
         ),
+        (CacheCounters(1, 2, 3, 4), convert.cache_counters_to_pb, convert.cache_counters_from_pb),
     ],
     ids=lambda value: type(value).__name__ if not callable(value) else "",
 )  # fmt: skip
