@@ -46,10 +46,18 @@ class TransformersModel:
 
     vocab_size: real ids; logits beyond them are cut off. context_length: longest sequence. exact: a row's logits are
     the same to the bit whatever else is in its pass and however its context was computed; `numerics.prove` tells
-    whether that holds here.
+    whether that holds here. cache_dtype: number type in which keys and values are kept; None: the model's own.
     """
 
-    def __init__(self, model: PreTrainedModel, *, vocab_size: int, context_length: int, exact: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        vocab_size: int,
+        context_length: int,
+        exact: bool = False,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.num_rows_computed = 0
@@ -57,6 +65,7 @@ class TransformersModel:
         """Passes under exact numerics in which a lone row was computed twice; not in `num_rows_computed`."""
         self.device = model.device
         self._dtype = model.dtype
+        self._cache_dtype = cache_dtype or model.dtype
         self._exact = exact
         self._num_threads = torch.get_num_threads()
         self._model = model.eval()
@@ -72,14 +81,21 @@ class TransformersModel:
 
     def bytes_per_block(self, block_size: int) -> int:
         """Keys and values of all layers."""
-        return sum(k * (d + e) for k, d, e in self._head_shapes) * block_size * self._dtype.itemsize
+        return sum(k * (d + e) for k, d, e in self._head_shapes) * block_size * self._cache_dtype.itemsize
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Takes the memory at once."""
         self._block_size = block_size
         # Exact attention reads beyond a context, at most one tile, and gives what it finds there no weight.
         num_slots = num_blocks * block_size + (TILE if self._exact else 0)
-        self._cache = KVCache(self._head_shapes, num_slots, self._dtype, self.device, zeroed=self._exact)
+        self._cache = KVCache(
+            self._head_shapes,
+            num_slots,
+            self._cache_dtype,
+            self.device,
+            zeroed=self._exact,
+            read_dtype=self._dtype,
+        )
 
     @torch.inference_mode()
     def copy_block(self, source: int, destination: int) -> None:
@@ -162,6 +178,7 @@ def attention_forward(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in every attention layer: shapes as in `paged_attention`."""
@@ -171,7 +188,7 @@ def attention_forward(
         _check_call(module, attention_mask, kwargs)
         plan.head_shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    return paged_attention(plan, layer, query, key, value, scaling, sliding_window), None
+    return paged_attention(plan, layer, query, key, value, scaling, sliding_window, softcap), None
 
 
 # No mask function is registered under this name: transformers then builds no mask at all.

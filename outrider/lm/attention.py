@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from outrider.lm.batch import FlatBatch, Span
+from outrider.lm.softcap import softcapped_attention
 
 ONE_THREAD_PRODUCTS = 1 << 21
 """Multiply-adds of a problem below which one thread is faster: a second one takes some 20 us to wake."""
@@ -34,11 +35,14 @@ class KVCache:
         device: torch.device,
         *,
         zeroed: bool = False,
+        read_dtype: torch.dtype | None = None,
     ) -> None:
         """head_shapes: (K, D, E) of each layer. zeroed: slots not written yet may be read, and hold zeros.
 
-        Memory is not touched before tokens come.
+        dtype: of what is kept; read_dtype: of what attention gets, `dtype` by default. Memory is not touched before
+        tokens come.
         """
+        self.read_dtype = read_dtype or dtype
         allocate = _lazy_zeros if zeroed else torch.empty
         self.keys = [allocate((k, num_slots, d), dtype=dtype, device=device) for k, d, _ in head_shapes]
         self.values = [allocate((k, num_slots, e), dtype=dtype, device=device) for k, _, e in head_shapes]
@@ -47,6 +51,16 @@ class KVCache:
         """Keys and values of `count` slots from slot `source` on, to slots that do not overlap these."""
         for cached in (*self.keys, *self.values):
             cached[:, destination : destination + count] = cached[:, source : source + count]
+
+    def run(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of slots `start` to `end`, as attention reads them: views, unless kept in another type."""
+        dtype = self.read_dtype
+        return self.keys[layer][:, start:end].to(dtype), self.values[layer][:, start:end].to(dtype)
+
+    def gathered(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `run`, of int64[T] slots."""
+        keys, values = self.keys[layer].index_select(1, slots), self.values[layer].index_select(1, slots)
+        return keys.to(self.read_dtype), values.to(self.read_dtype)
 
 
 class AttentionPlan:
@@ -69,21 +83,23 @@ class AttentionPlan:
             if self.only_slot is not None:
                 cached[:, self.only_slot : self.only_slot + new.shape[1]] = new
             else:
-                cached.index_copy_(1, self.slots, new)
+                cached.index_copy_(1, self.slots, new.to(cached.dtype))
 
     def context(self, layer: int, index: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [K, T - first, D] and values of segment `index` from token `first` on; views where in one run."""
         span, gather = self.spans[index], self._gathers[index]
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
         if gather is not None:
-            return keys.index_select(1, gather[first:]), values.index_select(1, gather[first:])
+            return self.cache.gathered(layer, gather[first:])
         assert span.first_slot is not None
-        where = slice(span.first_slot + first, span.first_slot + span.num_context_tokens)
-        return keys[:, where], values[:, where]
+        return self.cache.run(layer, span.first_slot + first, span.first_slot + span.num_context_tokens)
 
-    def attend(self, layer: int, query: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scaling: float | None, window: int | None, softcap: float | None
+    ) -> torch.Tensor:
         """query [K, G, N, D] of all rows -> [N, H, E]."""
-        parts = [_attend_segment(self, layer, i, span, query, scaling, window) for i, span in enumerate(self.spans)]
+        parts = [
+            _attend_segment(self, layer, i, span, query, scaling, window, softcap) for i, span in enumerate(self.spans)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def mask(self, index: int, window: int | None, first: int, group_size: int) -> torch.Tensor:
@@ -100,7 +116,7 @@ class AttentionPlan:
             hidden = tokens > own
             if window is not None:
                 hidden |= tokens <= own - window
-            dtype = self.cache.keys[0].dtype
+            dtype = self.cache.read_dtype
             mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
             mask = mask.repeat_interleave(group_size, 0)
             self._masks[index, window, group_size] = mask
@@ -115,15 +131,16 @@ def paged_attention(
     value: torch.Tensor,
     scaling: float | None,
     window: int | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """query [1, H, N, D], key [1, K, N, D], value [1, K, N, E] of the rows -> [1, N, H, E]. Writes keys, values first.
 
-    window: a row sees the last `window` tokens, its own included; None: all.
+    window: a row sees the last `window` tokens, its own included; None: all. softcap: bound of scores; None: none.
     """
     plan.write(layer, key, value)
     num_kv_heads = key.shape[1]
     grouped = query[0].unflatten(0, (num_kv_heads, query.shape[1] // num_kv_heads))
-    return plan.attend(layer, grouped, scaling, window)[None]
+    return plan.attend(layer, grouped, scaling, window, softcap)[None]
 
 
 def _attend_segment(
@@ -134,6 +151,7 @@ def _attend_segment(
     grouped: torch.Tensor,
     scaling: float | None,
     window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """[R, H, E] of one segment."""
     num_rows = span.end - span.start
@@ -142,15 +160,20 @@ def _attend_segment(
     group_size = grouped.shape[1]
     if num_rows == 1:
         # All G heads of a group see the same tokens, so they are rows of one unmasked problem per key-value head.
-        return attend(grouped[None, :, :, span.start], keys[None], values[None], None, scaling).flatten(1, 2)
+        attended = attend(grouped[None, :, :, span.start], keys[None], values[None], None, scaling, softcap)
+        return attended.flatten(1, 2)
     query = grouped[:, :, span.start : span.end]  # [K, G, R, D]
     if num_rows <= MAX_JOINT_ROWS:
         # The heads of a group as rows of one problem again: keys and values are read once, not once a head.
         joint = query.transpose(1, 2).flatten(1, 2)[None]  # [1, K, R G, D]
         mask = plan.mask(index, window, first, group_size)
-        attended = attend(joint, keys[None], values[None], mask, scaling)[0].unflatten(1, (num_rows, group_size))
-        return attended.transpose(0, 1).flatten(1, 2)
+        attended = attend(joint, keys[None], values[None], mask, scaling, softcap)[0]
+        return attended.unflatten(1, (num_rows, group_size)).transpose(0, 1).flatten(1, 2)
     shape = (-1, group_size, -1, -1)
+    if softcap is not None:
+        keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)
+        mask = plan.mask(index, window, first, 1)
+        return softcapped_attention(query, keys, values, mask, scaling, softcap).flatten(0, 1).transpose(0, 1)
     is_plain_prefill = span.num_context_tokens == num_rows and window is None
     attended = F.scaled_dot_product_attention(
         query,
@@ -169,8 +192,11 @@ def attend(
     values: torch.Tensor,
     mask: torch.Tensor | None,
     scaling: float | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Scaled dot-product attention, in this thread alone where waking others would cost more than they save."""
+    if softcap is not None:
+        return softcapped_attention(query, keys, values, mask, scaling, softcap)
     num_products = query.numel() * keys.shape[-2]
     num_threads = torch.get_num_threads()
     if query.is_cuda or num_threads == 1 or num_products > ONE_THREAD_PRODUCTS:

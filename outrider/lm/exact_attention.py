@@ -53,14 +53,16 @@ class ExactPlan(AttentionPlan):
         num_rows = len(self.slots)
         super().write(layer, key[:, :, :num_rows], value[:, :, :num_rows])
 
-    def attend(self, layer: int, query: torch.Tensor, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scaling: float | None, window: int | None, softcap: float | None
+    ) -> torch.Tensor:
         """query [K, G, N, D] -> [N, H, E]."""
         num_kv_heads, group_size, num_rows, _ = query.shape
         out = query.new_zeros(num_rows, num_kv_heads * group_size, self.cache.values[layer].shape[2])
         for index, span in enumerate(self.spans):
             keys, values = self._padded_context(layer, index)
             for call in self.calls(index, span, window, group_size):
-                _attend_call(call, query, keys, values, scaling, out)
+                _attend_call(call, query, keys, values, scaling, softcap, out)
         return out
 
     def calls(self, index: int, span: Span, window: int | None, group_size: int) -> list[_Call]:
@@ -85,21 +87,17 @@ class ExactPlan(AttentionPlan):
         if window is not None:
             hidden |= keys <= positions - window
         hidden = hidden.unflatten(0, (num_blocks, tokens_per_block)).repeat_interleave(group_size, 1)
-        mask = torch.zeros(
-            num_blocks, 1, lines, end_key - first_key, dtype=self.cache.keys[0].dtype, device=self.device
-        )
+        mask = torch.zeros(num_blocks, 1, lines, end_key - first_key, dtype=self.cache.read_dtype, device=self.device)
         mask[:, 0, : hidden.shape[1]].masked_fill_(hidden, float("-inf"))
         return _Call(span.start + a - first, span.start + b - first, first_key, end_key, mask)
 
     def _padded_context(self, layer: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [K, T', D] and values of segment `index`, T' being T or more, up to a multiple of TILE."""
         span, gather = self.spans[index], self._gathers[index]
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
         if gather is not None:
-            return keys.index_select(1, gather), values.index_select(1, gather)
+            return self.cache.gathered(layer, gather)
         assert span.first_slot is not None
-        where = slice(span.first_slot, span.first_slot + -(-span.num_context_tokens // TILE) * TILE)
-        return keys[:, where], values[:, where]
+        return self.cache.run(layer, span.first_slot, span.first_slot + -(-span.num_context_tokens // TILE) * TILE)
 
 
 def block_shape(group_size: int) -> tuple[int, int]:
@@ -109,7 +107,13 @@ def block_shape(group_size: int) -> tuple[int, int]:
 
 
 def _attend_call(
-    call: _Call, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None, out: torch.Tensor
+    call: _Call,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    out: torch.Tensor,
 ) -> None:
     num_kv_heads, group_size, _, width = query.shape
     num_blocks, _, lines, _ = call.mask.shape
@@ -127,7 +131,7 @@ def _attend_call(
     where = slice(call.first_key, call.end_key)
     shape = (num_blocks, -1, -1, -1)
     attended = attend(
-        blocks, keys[None, :, where].expand(shape), values[None, :, where].expand(shape), call.mask, scaling
+        blocks, keys[None, :, where].expand(shape), values[None, :, where].expand(shape), call.mask, scaling, softcap
     )
     answers = attended[:, :, : tokens_per_block * group_size].unflatten(2, (tokens_per_block, group_size))
     answers = answers.transpose(1, 2).flatten(2, 3).flatten(0, 1)  # [B t, H, E]

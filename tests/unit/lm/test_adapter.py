@@ -112,7 +112,6 @@ def test_further_families_with_standard_attention(kind, extra):
     ("kind", "extra", "words"),
     [
         ("Mamba", {}, "mamba"),
-        ("Gemma2", {"head_dim": 8}, "softcap"),
         ("Lfm2", {"full_attn_idxs": [1]}, "conv"),
         ("Qwen3Next", {"head_dim": 8}, "linear_attention"),
         ("GptOss", {"head_dim": 8, "num_local_experts": 2}, "s_aux"),

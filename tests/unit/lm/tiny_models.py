@@ -23,6 +23,10 @@ FAMILIES = {
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen2_sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "mistral_sliding": ("Mistral", {"sliding_window": 6}),
+    "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 5, "attn_logit_softcapping": 2.0}),
+    "gemma3": ("Gemma3Text", {"head_dim": 8, "sliding_window": 7, "sliding_window_pattern": 2}),
+    "phi": ("Phi", {}),
 }
 
 
@@ -31,7 +35,7 @@ def tiny(kind, **extra):
     torch.manual_seed(0)
     torch.set_num_threads(1)  # nothing here is worth a second thread, and on a busy machine two spin against others
     config = getattr(transformers, f"{kind}Config")(**_COMMON | extra)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval().float()
+    return getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval().float()
 
 
 def tiny_pair(family):
