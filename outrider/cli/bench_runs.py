@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.cli.console import err
 from outrider.cli.measure import Timed
@@ -19,8 +19,11 @@ from outrider.cli.prompts import for_model
 from outrider.cli.stack import Stack, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
-from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
+from outrider.results import CacheCounters, Chunk, Complete, Completion, ModelInfo, Started
 from outrider.settings import CoordinatorSettings, TargetWorkerSettings
+
+if TYPE_CHECKING:
+    from outrider.serving.worker_calls import WorkerDescription
 
 PLAIN: GenerateOptions = {"num_speculative_tokens": 0}
 NEUTRAL: GenerateOptions = {
@@ -112,6 +115,19 @@ class Bench:
 
     async def worker_timings(self) -> list[dict[str, Any]]:
         """Per worker: role, model, and its own lines of what a pass costs (see `outrider.lm.timing`)."""
+        found = []
+        for told in await self._descriptions():
+            timings = [asdict(timing) for timing in told.timings]
+            found.append({"role": told.role, "model": told.model.model, "timings": timings})
+        return found
+
+    async def cache_counters(self, role: str) -> CacheCounters:
+        """Of the `draft` or `target` worker, as of now."""
+        (told,) = (told for told in await self._descriptions() if told.role == role)
+        return told.cache_counters
+
+    async def _descriptions(self) -> list[WorkerDescription]:
+        """What the workers themselves tell: the coordinator knows what they told up to a second ago."""
         from outrider.serving.channel import open_channel
         from outrider.serving.worker_calls import describe
 
@@ -119,9 +135,7 @@ class Bench:
         for role, child in self.stack.processes.items():
             if role != "coordinator":
                 async with open_channel(child.address) as channel:
-                    told = await describe(channel, without_tokenizer=True, timeout_s=10.0)
-                timings = [asdict(timing) for timing in told.timings]
-                found.append({"role": told.role, "model": told.model.model, "timings": timings})
+                    found.append(await describe(channel, without_tokenizer=True, timeout_s=10.0))
         return found
 
 

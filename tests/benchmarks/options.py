@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -21,6 +22,18 @@ def number(name: str, default: int) -> int:
     if not value.isdigit() or int(value) < 1:
         raise InvalidArgument(f"{name} is {value!r}, must be a whole number above 0", field=name)
     return int(value)
+
+
+def real(name: str, default: float) -> float:
+    """Raises InvalidArgument, naming the variable, unless it is a number from 0 on."""
+    value = text(name, str(default))
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InvalidArgument(f"{name} is {value!r}, must be a number from 0 on", field=name)
+    return number
 
 
 def models() -> tuple[str, str]:

@@ -46,13 +46,34 @@ def test_peers_end_in_their_figures() -> None:
     assert sum(line.startswith("outrider ") for line in lines) == 4
 
 
-def test_exact_counts_equal_texts() -> None:
-    code, lines, errors = run("exact.py", **TOYS, PROMPTS="12", MAX_TOKENS="16", NUMERICS="fast")
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_exact_counts_equal_texts(temperature: str) -> None:
+    more = {"PROMPTS": "12", "MAX_TOKENS": "16", "NUMERICS": "fast", "TEMPERATURE": temperature}
+    code, lines, errors = run("exact.py", **TOYS, **more)
     assert code == 0, errors
     figures = json.loads(lines[-1])
-    assert list(figures) == ["prompts", "identical", "concurrency", "drafted"]
+    assert list(figures)[:4] == ["prompts", "identical", "concurrency", "drafted"]
     assert (figures["prompts"], figures["identical"], figures["concurrency"]) == (12, 12, 8)
-    assert figures["drafted"] > 0
+    assert min(figures["drafted"], figures["preemptions"], figures["prefix_hits"]) > 0
+
+
+def test_exact_is_inconclusive_where_nobody_was_preempted() -> None:
+    more = {"PROMPTS": "9", "MAX_TOKENS": "8", "NUMERICS": "fast", "CACHE_BYTES": "1000000"}
+    code, lines, errors = run("exact.py", **TOYS, **more)
+    assert code == 3, errors
+    assert lines[-2] == "INCONCLUSIVE: nothing was preempted"
+    figures = json.loads(lines[-1])
+    assert (figures["prompts"], figures["identical"], figures["preemptions"]) == (9, 9, 0)
+
+
+def test_a_small_cache_by_the_config(tmp_path: Path) -> None:
+    config = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert exact.bytes_per_token(tmp_path, "bfloat16") == 23040
+    (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": 128}))
+    assert exact.bytes_per_token(tmp_path, "float32") == 4 * 23040
+    with pytest.raises(InvalidArgument, match="give CACHE_BYTES"):
+        exact.bytes_per_token(tmp_path / "none", "bfloat16")
 
 
 @pytest.mark.parametrize("script", ["peers.py", "exact.py"])
