@@ -7,6 +7,7 @@ positions and no mask, and the pass's plan reaches every attention layer as a ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,12 @@ class TransformersModel:
         """Keys and values of all layers."""
         size = self._block_size
         self._cache.copy(source * size, destination * size, size)
+
+    @torch.inference_mode()
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Keys and values of all layers."""
+        where = torch.tensor([list(sources), list(destinations)], device=self.device)
+        self._cache.move(where[0], where[1])
 
     def free_bytes(self) -> int:
         """Memory free on the model's device."""

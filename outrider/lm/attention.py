@@ -52,6 +52,11 @@ class KVCache:
         for cached in (*self.keys, *self.values):
             cached[:, destination : destination + count] = cached[:, source : source + count]
 
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """int64[n] each: keys and values of these slots to those; all are read before one is written."""
+        for cached in (*self.keys, *self.values):
+            cached.index_copy_(1, destinations, cached.index_select(1, sources))
+
     def run(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of slots `start` to `end`, as attention reads them: views, unless kept in another type."""
         dtype = self.read_dtype
@@ -105,7 +110,8 @@ class AttentionPlan:
     def mask(self, index: int, window: int | None, first: int, group_size: int) -> torch.Tensor:
         """[R * group_size, T - first]: 0 where row r may see token t, minus infinity elsewhere.
 
-        It may when t <= its own position and within the window. Row r's `group_size` lines are alike.
+        It may when t <= its own position and within the window, and of a tree its ancestors and itself only. Row r's
+        `group_size` lines are alike.
         """
         mask = self._masks.get((index, window, group_size))
         if mask is None:
@@ -114,7 +120,9 @@ class AttentionPlan:
             own = torch.arange(length - (span.end - span.start), length, device=self.device)[:, None]
             tokens = torch.arange(first, length, device=self.device)[None, :]
             hidden = tokens > own
-            if window is not None:
+            if span.tree is not None:
+                hidden = torch.from_numpy(_hidden_from_tree(span, window)[:, first:]).to(self.device)
+            elif window is not None:
                 hidden |= tokens <= own - window
             dtype = self.cache.read_dtype
             mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
@@ -155,10 +163,10 @@ def _attend_segment(
 ) -> torch.Tensor:
     """[R, H, E] of one segment."""
     num_rows = span.end - span.start
-    first = 0 if window is None else max(0, span.num_context_tokens - num_rows - window + 1)
+    first = 0 if window is None else max(0, span.first_position - window + 1)
     keys, values = plan.context(layer, index, first)
     group_size = grouped.shape[1]
-    if num_rows == 1:
+    if num_rows == 1 and span.tree is None:
         # All G heads of a group see the same tokens, so they are rows of one unmasked problem per key-value head.
         attended = attend(grouped[None, :, :, span.start], keys[None], values[None], None, scaling, softcap)
         return attended.flatten(1, 2)
@@ -174,7 +182,7 @@ def _attend_segment(
         keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)
         mask = plan.mask(index, window, first, 1)
         return softcapped_attention(query, keys, values, mask, scaling, softcap).flatten(0, 1).transpose(0, 1)
-    is_plain_prefill = span.num_context_tokens == num_rows and window is None
+    is_plain_prefill = span.num_context_tokens == num_rows and window is None and span.tree is None
     attended = F.scaled_dot_product_attention(
         query,
         keys[:, None].expand(shape),
@@ -184,6 +192,20 @@ def _attend_segment(
         scale=scaling,
     )
     return attended.flatten(0, 1).transpose(0, 1)
+
+
+def _hidden_from_tree(span: Span, window: int | None) -> np.ndarray:
+    """bool[R, T] of a span that ends with a tree: whether row r may not see token t."""
+    assert span.tree is not None
+    start, positions = span.tree.start, span.positions()
+    places = np.arange(span.num_context_tokens)
+    own = places[span.num_before :]
+    hidden = places[None, :] > own[:, None]
+    nodes = own[own >= start] - start
+    hidden[len(own) - len(nodes) :, start:] = ~span.tree.sees[nodes]
+    if window is not None:
+        hidden |= positions[None, :] <= positions[own, None] - window
+    return hidden
 
 
 def attend(

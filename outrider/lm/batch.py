@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.lm.interface import PackedBatch, Segment
+from outrider.lm.tree import Tree, is_chain
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """One segment's rows `start` to `end` of the pass, and the cache slots of its whole context, those rows included.
 
-    num_context_tokens = cached tokens + rows. `first_slot` is set when the context lies in one run of slots; otherwise
-    `slots` (int64[num_context_tokens]) lists them in order.
+    num_context_tokens = cached tokens + rows; the last of these are `tree`'s nodes, if there is one. `first_slot` is
+    set when the context lies in one run of slots; otherwise `slots` (int64[num_context_tokens]) lists them in order.
     """
 
     start: int
@@ -26,6 +27,33 @@ class Span:
     num_context_tokens: int
     first_slot: int | None
     slots: np.ndarray | None
+    tree: Tree | None = None
+
+    @property
+    def num_before(self) -> int:
+        """Tokens of the context before its rows."""
+        return self.num_context_tokens - (self.end - self.start)
+
+    @property
+    def first_position(self) -> int:
+        """The lowest one among its rows."""
+        return self.num_before if self.tree is None else int(self.row_positions().min())
+
+    def row_positions(self) -> np.ndarray:
+        """int64[rows]: each row's position in its text."""
+        if self.tree is None:
+            return np.arange(self.num_before, self.num_context_tokens)
+        return self.positions()[self.num_before :]
+
+    def positions(self) -> np.ndarray:
+        """int64[num_context_tokens]: each token's position in its text; its place in the context unless in a tree."""
+        if self.tree is None:
+            return np.arange(self.num_context_tokens)
+        return np.concatenate([np.arange(self.tree.start), self.tree.positions])
+
+    def slots_at(self, places: np.ndarray) -> np.ndarray:
+        """Slots of the tokens at these places of the context."""
+        return places + self.first_slot if self.slots is None else self.slots[places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +75,7 @@ def flatten(batch: PackedBatch, block_size: int) -> FlatBatch:
         end = start + len(segment.token_ids)
         span = _span(segment, start, end, block_size)
         token_ids.append(np.asarray(segment.token_ids, np.int64))
-        positions.append(np.arange(segment.num_cached_tokens, span.num_context_tokens))
+        positions.append(span.row_positions())
         slots.append(_row_slots(span, segment.num_cached_tokens))
         logit_rows.append(np.arange(end - segment.num_logits, end))
         spans.append(span)
@@ -87,7 +115,8 @@ def _cut(segment: Segment, num_rows: int) -> tuple[Segment, Segment]:
     """Its first `num_rows` rows, and the rest, which finds them cached."""
     num_left = len(segment.token_ids) - num_rows
     num_logits = max(0, segment.num_logits - num_left)
-    first = replace(segment, token_ids=segment.token_ids[:num_rows], num_logits=num_logits)
+    parents = segment.parents[: max(0, len(segment.parents) - num_left)]
+    first = replace(segment, token_ids=segment.token_ids[:num_rows], num_logits=num_logits, parents=parents)
     rest = replace(
         segment,
         num_cached_tokens=segment.num_cached_tokens + num_rows,
@@ -102,11 +131,13 @@ def _span(segment: Segment, start: int, end: int, block_size: int) -> Span:
     num_blocks = -(-num_context_tokens // block_size)
     if num_blocks > len(segment.block_table):
         raise ValueError(f"{num_context_tokens} tokens do not fit {len(segment.block_table)} blocks of {block_size}")
+    parents = segment.parents
+    tree = None if is_chain(parents) else Tree.of(num_context_tokens - len(parents), parents)
     blocks = np.asarray(segment.block_table[:num_blocks], np.int64)
     if bool((blocks[1:] - blocks[:-1] == 1).all()):
-        return Span(start, end, num_context_tokens, int(blocks[0]) * block_size, None)
+        return Span(start, end, num_context_tokens, int(blocks[0]) * block_size, None, tree)
     slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:num_context_tokens]
-    return Span(start, end, num_context_tokens, None, slots)
+    return Span(start, end, num_context_tokens, None, slots, tree)
 
 
 def _row_slots(span: Span, num_cached_tokens: int) -> np.ndarray:

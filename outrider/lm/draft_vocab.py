@@ -8,7 +8,7 @@ a real model's head is cut.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,10 @@ class TrimmedModel:
     def copy_block(self, source: int, destination: int) -> None:
         """The model's own."""
         self._model.copy_block(source, destination)
+
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """The model's own."""
+        self._model.move_slots(sources, destinations)
 
     def free_bytes(self) -> int:
         """Memory free where the model's cache goes."""

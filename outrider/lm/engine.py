@@ -29,6 +29,7 @@ from outrider.lm.placement import Placement
 from outrider.lm.scheduler import StepQueue
 from outrider.lm.sequence_cache import SequenceCache
 from outrider.lm.timing import TimingModel
+from outrider.lm.tree import are_ordered, is_chain
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Engine:
         self.model = model
         self.timing = TimingModel()
         self.block_size = block_size
-        self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace)
+        self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace, model.move_slots)
         self._admission = Admission(self._cache, model.context_length, max_waiting_sessions, overcommit)
         self._queue: StepQueue[Job[Any]] = StepQueue(max_batch_tokens, prefill_rows)
         self._placement = Placement(self._cache, self._queue, idle_grace_s)
@@ -376,4 +377,15 @@ def _fault(forward: Forward, vocab_size: int) -> Internal | None:
         return Internal(f"{num_rows} tokens after {length} exceed the {max_length} that the sequence was opened for")
     if min(forward.token_ids) < 0 or max(forward.token_ids) >= vocab_size:
         return Internal(f"a forward holds a token id outside the vocabulary of {vocab_size}")
+    return _tree_fault(forward.sequence.parents, forward) if forward.parents or forward.sequence.parents else None
+
+
+def _tree_fault(tree: tuple[int, ...], forward: Forward) -> Internal | None:
+    num_rows, num_nodes = len(forward.token_ids), len(forward.parents)
+    if not num_nodes:
+        return None if is_chain(tree) else Internal("a sequence that ends with a tree had a forward without parents")
+    if num_nodes > num_rows or (tree and num_nodes < num_rows):
+        return Internal(f"{num_nodes} parents for {num_rows} tokens behind a tree of {len(tree)} nodes")
+    if not are_ordered((*tree, *forward.parents), len(tree)):
+        return Internal(f"a node of a tree has a parent that does not come before it: {list(forward.parents)}")
     return None

@@ -7,18 +7,22 @@ positions, and with a sliding window from a multiple of WINDOW_TILE, whatever th
 tile follows from its position, so neighbours, chunks, drafts and the layout of the cache change nothing; numerics.py
 proves that on the machine at hand.
 
+A node of a tree is a row of the text of its own path: that path's keys are gathered behind the prefix's, in order.
+
 Letters as in attention.py; B blocks of t tokens each, so of t G query lines and some of zeros.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from outrider.lm.attention import AttentionPlan, KVCache, attend
 from outrider.lm.batch import FlatBatch, Span
+from outrider.lm.tree import Tree, branches
 
 BLOCK_ROWS = 8
 """Query lines per block: a multiple keeps the buffers of all threads equally aligned."""
@@ -30,10 +34,13 @@ WINDOW_TILE = 512
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Rows `start` to `end` of the pass, of one tile, and the positions of the keys they meet."""
+    """Rows of the pass at successive positions, of one tile, and the positions of the keys they meet."""
 
-    start: int
-    end: int
+    rows: slice | torch.Tensor
+    """int64[R] where they do not follow one another in the pass."""
+    num_rows: int
+    slots: torch.Tensor | None
+    """int64[end_key - first_key], where those keys lie; None: where their segment's context has them."""
     first_key: int
     end_key: int
     mask: torch.Tensor
@@ -62,22 +69,47 @@ class ExactPlan(AttentionPlan):
         for index, span in enumerate(self.spans):
             keys, values = self._padded_context(layer, index)
             for call in self.calls(index, span, window, group_size):
-                _attend_call(call, query, keys, values, scaling, softcap, out)
+                if call.slots is None:
+                    where = slice(call.first_key, call.end_key)
+                    _attend_call(call, query, keys[:, where], values[:, where], scaling, softcap, out)
+                else:
+                    _attend_call(call, query, *self.cache.gathered(layer, call.slots), scaling, softcap, out)
         return out
 
     def calls(self, index: int, span: Span, window: int | None, group_size: int) -> list[_Call]:
-        """One call per tile that the segment's rows touch."""
+        """One call per tile that the segment's rows touch, and that per branch of a tree."""
         calls = self._calls.get((index, window, group_size))
         if calls is None:
-            first = span.num_context_tokens - (span.end - span.start)
-            bounds = [first]
-            while bounds[-1] < span.num_context_tokens:
-                bounds.append(min(_end_of_tile(bounds[-1], window), span.num_context_tokens))
-            calls = [self._call(span, a, b, first, window, group_size) for a, b in itertools.pairwise(bounds)]
+            first, end = span.num_before, span.num_context_tokens
+            calls = []
+            for a, b in _tiles(first, end if span.tree is None else min(end, span.tree.start), window):
+                rows = slice(span.start + a - first, span.start + b - first)
+                calls.append(self._call(a, b, rows, None, window, group_size))
+            if span.tree is not None:
+                calls += self._tree_calls(span, span.tree, window, group_size)
             self._calls[index, window, group_size] = calls
         return calls
 
-    def _call(self, span: Span, a: int, b: int, first: int, window: int | None, group_size: int) -> _Call:
+    def _tree_calls(self, span: Span, tree: Tree, window: int | None, group_size: int) -> list[_Call]:
+        calls = []
+        for path, num_rows in branches(tree.parents, first=max(0, span.num_before - tree.start)):
+            places = np.concatenate([np.arange(tree.start), tree.start + np.array(path)])
+            slots = _filled_up(torch.from_numpy(span.slots_at(places))).to(self.device)
+            rows = torch.from_numpy(span.start - span.num_before + places).to(self.device)
+            for a, b in _tiles(len(places) - num_rows, len(places), window):
+                calls.append(self._call(a, b, rows[a:b], slots, window, group_size))
+        return calls
+
+    def _call(
+        self,
+        a: int,
+        b: int,
+        rows: slice | torch.Tensor,
+        slots: torch.Tensor | None,
+        window: int | None,
+        group_size: int,
+    ) -> _Call:
+        """Of the rows at positions `a` to `b`. slots: of the tokens they may see, from position 0 on."""
         first_key, end_key = _first_key(a, window), -(-b // TILE) * TILE
         tokens_per_block, lines = block_shape(group_size)
         num_blocks = -(-(b - a) // tokens_per_block)
@@ -89,7 +121,8 @@ class ExactPlan(AttentionPlan):
         hidden = hidden.unflatten(0, (num_blocks, tokens_per_block)).repeat_interleave(group_size, 1)
         mask = torch.zeros(num_blocks, 1, lines, end_key - first_key, dtype=self.cache.read_dtype, device=self.device)
         mask[:, 0, : hidden.shape[1]].masked_fill_(hidden, float("-inf"))
-        return _Call(span.start + a - first, span.start + b - first, first_key, end_key, mask)
+        own_slots = None if slots is None else slots[first_key:end_key]
+        return _Call(rows, b - a, own_slots, first_key, end_key, mask)
 
     def _padded_context(self, layer: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [K, T', D] and values of segment `index`, T' being T or more, up to a multiple of TILE."""
@@ -115,27 +148,33 @@ def _attend_call(
     softcap: float | None,
     out: torch.Tensor,
 ) -> None:
+    """keys [K, end_key - first_key, D] and values of the call; its rows' answers go to `out`."""
     num_kv_heads, group_size, _, width = query.shape
     num_blocks, _, lines, _ = call.mask.shape
     tokens_per_block, _ = block_shape(group_size)
-    num_rows = call.end - call.start
+    num_rows = call.num_rows
     blocks = query.new_zeros(num_blocks, num_kv_heads, lines, width)
     # [B, t, K, G, D], a view: row i of the call is token i % t of block i // t.
     tokens = blocks[:, :, : tokens_per_block * group_size].unflatten(2, (tokens_per_block, group_size)).transpose(1, 2)
-    rows = query[:, :, call.start : call.end].permute(2, 0, 1, 3)  # [R, K, G, D]
+    rows = query[:, :, call.rows].permute(2, 0, 1, 3)  # [R, K, G, D]
     num_full, num_left = divmod(num_rows, tokens_per_block)
     if num_full:
         tokens[:num_full] = rows[: num_rows - num_left].unflatten(0, (num_full, tokens_per_block))
     if num_left:
         tokens[num_full, :num_left] = rows[num_rows - num_left :]
-    where = slice(call.first_key, call.end_key)
     shape = (num_blocks, -1, -1, -1)
-    attended = attend(
-        blocks, keys[None, :, where].expand(shape), values[None, :, where].expand(shape), call.mask, scaling, softcap
-    )
+    attended = attend(blocks, keys[None].expand(shape), values[None].expand(shape), call.mask, scaling, softcap)
     answers = attended[:, :, : tokens_per_block * group_size].unflatten(2, (tokens_per_block, group_size))
     answers = answers.transpose(1, 2).flatten(2, 3).flatten(0, 1)  # [B t, H, E]
-    out[call.start : call.end] = answers[:num_rows]
+    out[call.rows] = answers[:num_rows]
+
+
+def _tiles(first: int, end: int, window: int | None) -> Iterator[tuple[int, int]]:
+    """Positions `first` to `end` as those of one tile each."""
+    while first < end:
+        bound = min(_end_of_tile(first, window), end)
+        yield first, bound
+        first = bound
 
 
 def _first_key(position: int, window: int | None) -> int:
@@ -154,6 +193,8 @@ def _padded_slots(span: Span, device: torch.device) -> torch.Tensor | None:
     """Slots of the context, the first one repeated up to a multiple of TILE."""
     if span.slots is None:
         return None
-    slots = torch.from_numpy(span.slots)
-    filler = slots[:1].expand(-len(slots) % TILE)
-    return torch.cat([slots, filler]).to(device)
+    return _filled_up(torch.from_numpy(span.slots)).to(device)
+
+
+def _filled_up(slots: torch.Tensor) -> torch.Tensor:
+    return torch.cat([slots, slots[:1].expand(-len(slots) % TILE)])

@@ -20,13 +20,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sequence's rows in a packed pass: `token_ids` go to positions num_cached_tokens, +1, ... of its cache."""
+    """One sequence's rows in a packed pass: `token_ids` go to places num_cached_tokens, +1, ... of its block table.
+
+    A token's place is its position in the text too, unless it is a tree's.
+    """
 
     num_cached_tokens: int
     token_ids: Sequence[int]
     block_table: Sequence[int]
     num_logits: int
     """Logits are wanted for the last this many rows; 0 for a prefill chunk that is not the last."""
+    parents: Sequence[int] = ()
+    """The last len(parents) tokens of the context, rows or cached ones, are a tree (tree.py); never a mere chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,10 @@ class LanguageModel(Protocol):
     def copy_block(self, source: int, destination: int) -> None:
         """Copies a block's keys and values, for two sequences that go separate ways from here. Between forwards."""
 
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Keys and values of slots (block * block_size + place in it) to others; all are read before one is written.
+        Between forwards."""
+
     def forward(self, batch: PackedBatch) -> np.ndarray:
         """float32[num_logit_rows, vocab_size], in segment order. Writes the rows' keys and values to the cache."""
 
@@ -81,24 +90,39 @@ class ForwardResult:
 class SequenceHandle(Protocol):
     """Tokens of a stream that are computed and kept, `max_length` at most.
 
+    After a forward with `parents` the last of `token_ids` are the tree's nodes, in its order, and `parents` is theirs,
+    until `keep_path` or `truncate`.
+
     `committed_length`: that many leading tokens, cached or in the next forward, are final; see `kv_cache.Sequence`.
     """
 
     token_ids: list[int]
     max_length: int
     committed_length: int
+    parents: tuple[int, ...]
 
     def truncate(self, length: int) -> None:
-        """Forgets cached tokens from `length` on. Only between this sequence's forwards."""
+        """Forgets cached tokens from `length` on, of a tree its last nodes. Only between this sequence's forwards."""
+
+    def keep_path(self, indices: Sequence[int]) -> None:
+        """Ends the tree: its nodes `indices`, a path from a root down (or none), follow the prefix as plain tokens, all
+        other nodes are forgotten. Only between this sequence's forwards."""
 
 
 @dataclass(slots=True)
 class Forward:
-    """Append `token_ids` to `sequence`'s cache and give the logits of the last `num_logits` of them."""
+    """Append `token_ids` to `sequence`'s cache and give the logits of the last `num_logits` of them.
+
+    parents: of the last len(parents) tokens, which are a tree: index of each one's parent in the tree, smaller than its
+    own, or -1 for the token before the tree. A token sees the prefix and its ancestors only, and its position is that
+    of the token before the tree + its depth. Where the sequence ends with a tree already, these nodes join it: all
+    tokens have parents then, and indices count from the tree's first node. Nodes take room of `max_length`, each one.
+    """
 
     sequence: SequenceHandle
     token_ids: Sequence[int]
     num_logits: int = 1
+    parents: Sequence[int] = ()
 
 
 Program = Generator[Forward, ForwardResult, T]
@@ -134,6 +158,8 @@ class LoadedModel:
     model: LanguageModel
     description: ModelDescription
     tokenizer: Any = None
+    translator: Any = None
+    """`outrider.drafting.translation.Translator` of a draft model that does not share its target's tokenizer."""
 
 
 def run_program(program: Program[T], forward: Any) -> T:

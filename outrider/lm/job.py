@@ -10,18 +10,20 @@ import numpy as np
 
 from outrider.lm.interface import Forward, Program, Segment, T
 from outrider.lm.kv_cache import Sequence
+from outrider.lm.tree import is_chain
 
 
 class Job(Generic[T]):
     """While it has a forward, its sequence is to hold `total` tokens: those it had, then the forward's own.
 
-    `num_rows` of these are left to compute when it enters the step queue, `num_rows_done` of them are computed.
+    `num_rows` of these are left to compute when it enters the step queue, `num_rows_done` of them are computed. Those
+    from `tree_start` on are a tree with these `parents`; `tree` is the same, but empty for a mere chain.
     """
 
     __slots__ = (
         "chain", "compute_ns", "finished", "forward", "future", "led_hashes", "logits", "loop", "num_before",
-        "num_cached_tokens", "num_logits", "num_rows", "num_rows_done", "program", "ready_ns", "sequence",
-        "started_ns", "total",
+        "num_cached_tokens", "num_logits", "num_rows", "num_rows_done", "parents", "program", "ready_ns", "sequence",
+        "started_ns", "total", "tree", "tree_start",
     )  # fmt: skip
 
     def __init__(self, program: Program[T], loop: asyncio.AbstractEventLoop) -> None:
@@ -41,6 +43,11 @@ class Job(Generic[T]):
         self.num_before = sequence.length
         self.total = self.num_before + len(forward.token_ids)
         self.num_logits = forward.num_logits
+        if not forward.parents:
+            sequence.parents = ()  # a chain at most, which goes on as a plain text
+        self.parents = (*sequence.parents, *forward.parents)
+        self.tree_start = self.total - len(self.parents)
+        self.tree = () if is_chain(self.parents) else self.parents
         self.num_cached_tokens: int | None = None
         self.chain: list[bytes] | None = None
         self.led_hashes: list[bytes] = []
@@ -69,6 +76,7 @@ class Job(Generic[T]):
         sequence = self.sequence
         if num_computed > sequence.length:
             sequence.token_ids.extend(self.tokens(sequence.length, num_computed))
+            sequence.parents = self.parents[: max(0, num_computed - self.tree_start)]
         sequence.num_computed = num_computed
 
     def segment(self, num_rows: int) -> Segment:
@@ -76,4 +84,5 @@ class Job(Generic[T]):
         start = self.sequence.num_computed
         end = start + num_rows
         num_logits = max(0, end - max(start, self.total - self.num_logits))
-        return Segment(start, self.tokens(start, end), self.sequence.blocks, num_logits)
+        parents = self.tree[: max(0, end - self.tree_start)]
+        return Segment(start, self.tokens(start, end), self.sequence.blocks, num_logits, parents)

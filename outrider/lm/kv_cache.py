@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from outrider.errors import Internal
@@ -105,12 +106,15 @@ class Sequence:
 
     `committed_length` is set by the stream's programs: that many leading tokens, cached or about to be, are final, and
     whole blocks of them may serve other sequences of the same tenant. 0, the default, shares nothing.
+
+    The last len(parents) tokens are a tree (tree.py), and never count as committed. What `keep_path` keeps of it lies
+    elsewhere until `moves` are made: (place where it is, place where it belongs), before the next forward.
     """
 
     __slots__ = (
         "block_hashes", "block_size", "blocks", "closed", "committed_length", "last_used_s", "max_length",
-        "num_computed", "num_promised_blocks", "num_reserved", "opened_at", "pending", "priority", "root", "serial",
-        "token_ids",
+        "moves", "num_computed", "num_promised_blocks", "num_reserved", "opened_at", "parents", "pending", "priority",
+        "root", "serial", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +129,8 @@ class Sequence:
         opened_at: float = 0.0,
     ) -> None:
         self.token_ids: list[int] = []
+        self.parents: tuple[int, ...] = ()
+        self.moves: list[tuple[int, int]] = []
         self.max_length = max_length
         self.committed_length = 0
         self.blocks = blocks or []
@@ -151,12 +157,18 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def num_final(self) -> int:
+        """Leading tokens whose keys and values are in their place for good."""
+        num_final = min(self.committed_length, self.num_computed, len(self.token_ids) - len(self.parents))
+        return min(num_final, self.moves[0][1]) if self.moves else num_final
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Lower goes first and keeps its blocks longer: by priority, then by age."""
         return self.priority, self.serial
 
     def truncate(self, length: int) -> None:
-        """Forgets tokens from `length` on; the blocks stay.
+        """Forgets tokens from `length` on, of a tree its last nodes; the blocks stay.
 
         Raises Internal while a forward of this sequence is pending, or if there are fewer than `length` tokens.
         """
@@ -164,10 +176,35 @@ class Sequence:
             raise Internal("a sequence was truncated while its forward was pending")
         if not 0 <= length <= len(self.token_ids):
             raise Internal(f"cannot truncate {len(self.token_ids)} cached tokens to {length}")
+        self.parents = self.parents[: max(0, length - (len(self.token_ids) - len(self.parents)))]
+        self.moves = [move for move in self.moves if move[1] < length]
         self.committed_length = min(self.committed_length, length)
         self.num_computed = min(self.num_computed, length)
         del self.block_hashes[length // self.block_size :]
         del self.token_ids[length:]
+
+    def keep_path(self, indices: SequenceOf[int]) -> None:
+        """Of the tree keeps nodes `indices`, as plain tokens behind the prefix; they are a path from a root down.
+
+        Raises Internal while a forward of this sequence is pending, or if they are no such path.
+        """
+        if self.pending is not None:
+            raise Internal("a path was kept of a sequence while its forward was pending")
+        parents, start = self.parents, len(self.token_ids) - len(self.parents)
+        before = -1
+        for index in indices:
+            if not 0 <= index < len(parents) or parents[index] != before:
+                raise Internal(f"nodes {list(indices)} are no path from a root of a tree of {len(parents)} nodes")
+            before = index
+        if not parents:
+            return
+        places = [start + index for index in indices]
+        computed = [place for place in places if place < self.num_computed]
+        self.moves = [(place, start + i) for i, place in enumerate(computed) if place != start + i]
+        self.num_computed = min(self.num_computed, start + len(computed))
+        self.token_ids[start:] = [self.token_ids[place] for place in places]
+        self.committed_length = min(self.committed_length, len(self.token_ids))
+        self.parents = ()
 
 
 def _runs(blocks: list[int]) -> list[tuple[int, int]]:

@@ -63,6 +63,7 @@ class Placement:
     def place(self) -> None:
         """Moves the jobs that can be computed to the step queue, the first in rank first."""
         jobs, self._waiting = sorted(self._waiting, key=lambda job: job.sequence.rank), []
+        self._cache.settle(job.sequence for job in jobs)
         for job in jobs:
             if not job.finished and not self._place(job):
                 self._waiting.append(job)
@@ -92,7 +93,7 @@ class Placement:
     def _use_cached(self, job: Job[Any]) -> bool:
         """Takes up what is computed already. False: the next block is being computed by another job."""
         sequence, size = job.sequence, self._cache.block_size
-        start, num_final = sequence.num_computed // size, min(sequence.committed_length, job.total)
+        start, num_final = sequence.num_computed // size, min(sequence.committed_length, job.tree_start)
         if sequence.num_computed % size == 0 and num_final // size > start:
             if job.chain is None:
                 job.chain = self._cache.chain(sequence, job.tokens(0, num_final), num_final)

@@ -11,13 +11,14 @@ import atexit
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import logging
 import os
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT_S = 60.0
 """Longest wait of a rank for another one within a pass; also covers the slowest loading."""
 STOP_TIMEOUT_S = 10.0
-FORWARD, ALLOCATE, COPY_BLOCK = range(3)
+FORWARD, ALLOCATE, COPY_BLOCK, MOVE_SLOTS = range(4)
 
 _HEADER = struct.Struct("<qq")
 
@@ -146,6 +147,11 @@ class TensorParallelModel:
         with self._together(COPY_BLOCK, np.array([source, destination], np.int64)):
             self._model.copy_block(source, destination)
 
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """On all ranks."""
+        with self._together(MOVE_SLOTS, np.array([*sources, *destinations], np.int64)):
+            self._model.move_slots(sources, destinations)
+
     def forward(self, batch: PackedBatch) -> np.ndarray:
         """float32[num_logit_rows, vocab_size]."""
         with self._together(FORWARD, encode(batch)):
@@ -163,22 +169,21 @@ class TensorParallelModel:
 
 
 def encode(batch: PackedBatch) -> np.ndarray:
-    """int64: of each segment its four lengths, then its ids and its blocks."""
+    """int64: of each segment its five lengths, then its ids, its blocks and its parents."""
     values: list[int] = []
     for s in batch.segments:
-        values += [s.num_cached_tokens, s.num_logits, len(s.token_ids), len(s.block_table)]
-        values += [*s.token_ids, *s.block_table]
+        values += [s.num_cached_tokens, s.num_logits, len(s.token_ids), len(s.block_table), len(s.parents)]
+        values += [*s.token_ids, *s.block_table, *s.parents]
     return np.array(values, np.int64)
 
 
 def decode(values: np.ndarray) -> PackedBatch:
     """What `encode` wrote."""
-    rest, segments, at = values.tolist(), [], 0
-    while at < len(rest):
-        num_cached_tokens, num_logits, num_ids, num_blocks = rest[at : at + 4]
-        ids, blocks = at + 4, at + 4 + num_ids
-        at = blocks + num_blocks
-        segments.append(Segment(num_cached_tokens, rest[ids:blocks], rest[blocks:at], num_logits))
+    rest, segments = iter(values.tolist()), []
+    for num_cached_tokens in rest:
+        num_logits, *lengths = itertools.islice(rest, 4)
+        ids, blocks, parents = (list(itertools.islice(rest, length)) for length in lengths)
+        segments.append(Segment(num_cached_tokens, ids, blocks, num_logits, tuple(parents)))
     return PackedBatch(tuple(segments))
 
 
@@ -229,6 +234,9 @@ def serve_rank(rank: int, port: int, pipe: BinaryIO) -> None:
             model.forward(decode(values))
         elif operation == ALLOCATE:
             model.allocate_cache(*values.tolist())
+        elif operation == MOVE_SLOTS:
+            sources, destinations = np.split(values, 2)
+            model.move_slots(sources.tolist(), destinations.tolist())
         else:
             model.copy_block(*values.tolist())
 

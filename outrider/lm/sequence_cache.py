@@ -7,7 +7,7 @@ that begins with tokens to keep is copied (copy on write), any other is replaced
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from outrider.lm.block_pool import BlockPool, block_hash, root_hash
 from outrider.lm.kv_cache import Sequence
@@ -18,17 +18,24 @@ MAX_SPARE_FROM_CACHED = 8
 class SequenceCache:
     """Thread-safe: sequences are closed on the event loop, everything else happens on the engine's thread.
 
-    copy_block(source, destination) copies keys and values in the model. namespace names whatever decides a key or value
+    copy_block(source, destination) copies keys and values in the model, move_slots(sources, destinations) as in
+    `LanguageModel`. namespace names whatever decides a key or value
     besides ids and tenant: model, number type, numerics.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, copy_block: Callable[[int, int], None], namespace: str = ""
+        self,
+        num_blocks: int,
+        block_size: int,
+        copy_block: Callable[[int, int], None],
+        namespace: str = "",
+        move_slots: Callable[[list[int], list[int]], None] | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_copied_blocks = 0
         self._namespace = namespace
         self._copy_block = copy_block
+        self._move_slots = move_slots
         self._pool = BlockPool(num_blocks)
         self._holders: set[Sequence] = set()
         self._lock = threading.Lock()
@@ -116,6 +123,20 @@ class SequenceCache:
             self._holders.add(sequence)
             return 0
 
+    def settle(self, sequences: Iterable[Sequence]) -> None:
+        """What these kept of trees goes where it belongs, all in one call of the model. Their blocks hold no other
+        sequence's tokens there: rows were written to them, and nothing of them was published."""
+        size, sources, destinations = self.block_size, [], []
+        with self._lock:
+            for sequence in sequences:
+                for source, destination in sequence.moves:
+                    sources.append(sequence.blocks[source // size] * size + source % size)
+                    destinations.append(sequence.blocks[destination // size] * size + destination % size)
+                sequence.moves = []
+            if sources:
+                assert self._move_slots is not None
+                self._move_slots(sources, destinations)
+
     def reclaim_spare(self) -> None:
         """Every sequence gives up blocks that its next rows do not need."""
         with self._lock:
@@ -138,6 +159,7 @@ class SequenceCache:
             sequence.blocks = []
             sequence.num_computed = sequence.num_reserved = 0
             sequence.block_hashes = []
+            sequence.moves = []
 
     def holders(self) -> list[Sequence]:
         """Sequences with blocks."""
@@ -164,7 +186,7 @@ class SequenceCache:
         self._pool.release([old])
 
     def _publish(self, sequence: Sequence) -> None:
-        num_final = min(sequence.committed_length, sequence.num_computed, sequence.length)
+        num_final = sequence.num_final
         if num_final // self.block_size <= len(sequence.block_hashes) or not sequence.blocks:
             return
         start = len(sequence.block_hashes)

@@ -21,6 +21,7 @@ import numpy as np
 
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel, ModelDescription, PackedBatch
+from outrider.lm.tree import path_to
 
 PREFIX = "toy:"
 MAX_TABLE_BYTES = 64 << 20
@@ -134,18 +135,23 @@ class ToyModel:
         size = self._block_size
         self._cache[destination * size : (destination + 1) * size] = self._cache[source * size : (source + 1) * size]
 
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Their ids."""
+        self._cache[list(destinations)] = self._cache[list(sources)]
+
     def forward(self, batch: PackedBatch) -> np.ndarray:
         """float32[num_logit_rows, vocab]; sleeps pass_ms + token_ms * rows."""
         logits = np.empty((batch.num_logit_rows, self.vocab_size), np.float32)
         out = 0
         for segment in batch.segments:
             end = segment.num_cached_tokens + len(segment.token_ids)
-            slots = self._slots(segment.block_table, segment.num_cached_tokens, end)
+            slots = self._slots(segment.block_table, range(segment.num_cached_tokens, end))
             self._cache[slots] = segment.token_ids
-            for length in range(end - segment.num_logits + 1, end + 1):
-                start = max(0, length - self.spec.order) if self.spec.order else 0
-                context = self._cache[self._slots(segment.block_table, start, length)]
-                logits[out] = self._logits(tuple(context.tolist()), length)
+            for place in range(end - segment.num_logits, end):
+                context = _context(place, end, segment.parents)
+                read = context[-self.spec.order :] if self.spec.order else context
+                ids = self._cache[self._slots(segment.block_table, read)]
+                logits[out] = self._logits(tuple(ids.tolist()), len(context))
                 out += 1
         self.num_rows_computed += batch.num_rows
         cost_s = (self.spec.pass_ms + self.spec.token_ms * batch.num_rows) / 1000
@@ -180,9 +186,17 @@ class ToyModel:
         key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
         return np.random.Generator(np.random.Philox(key=key)).standard_normal(self.vocab_size)
 
-    def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
+    def _slots(self, block_table: Sequence[int], places: Sequence[int]) -> list[int]:
         size = self._block_size
-        return [block_table[i // size] * size + i % size for i in range(start, end)]
+        return [block_table[i // size] * size + i % size for i in places]
+
+
+def _context(place: int, end: int, parents: Sequence[int]) -> Sequence[int]:
+    """Places of what the token at `place` sees, itself included, where the tokens up to `end` end with a tree."""
+    start = end - len(parents)
+    if place < start:
+        return range(place + 1)
+    return [*range(start), *(start + node for node in path_to(parents, place - start))]
 
 
 def _check(spec: ToySpec) -> None:
