@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from draft_worker.ids import DraftIds, OwnIds
 from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.errors import Internal
 from outrider.lm.interface import Forward, Program, SequenceHandle
@@ -26,12 +27,16 @@ class ModelDrafter:
     """Keeps a cache of the draft model in step with the committed ids, lazily: it is mended when tokens are wanted.
 
     sequence: None when the stream began beyond the draft model's context; proposals are then empty.
+    ids: the committed text in the draft model's own ids; None: they are the target's.
     """
 
     name = NAME
 
-    def __init__(self, log: SessionLog, sequence: SequenceHandle | None, max_q_entries: int) -> None:
+    def __init__(
+        self, log: SessionLog, sequence: SequenceHandle | None, max_q_entries: int, ids: DraftIds | None = None
+    ) -> None:
         self._log = log
+        self._ids = ids or OwnIds(log)
         self._sequence = sequence
         self._max_q_entries = max_q_entries
         self._num_in_step = 0
@@ -46,9 +51,7 @@ class ModelDrafter:
         """
         started_ns = time.perf_counter_ns()
         log, sequence = self._log, self._sequence
-        # The last draft is not computed itself, so one more fits than the cache has room for.
-        room = 0 if sequence is None else sequence.max_length - len(log.ids) + 1
-        num_draft_tokens = min(num_draft_tokens, room)
+        num_draft_tokens = min(num_draft_tokens, self._room())
         if sequence is None or num_draft_tokens < 1:
             return Proposal(drafter=NAME)
         rows = self._not_cached(sequence)
@@ -61,7 +64,8 @@ class ModelDrafter:
             while True:
                 result = yield Forward(sequence, rows, num_logits=1)
                 try:
-                    token_id, token_q = self._draw(result.logits[-1], prefix_hash, position=len(log.ids) + len(drafts))
+                    logits = self._ids.widen(result.logits[-1])
+                    token_id, token_q = self._draw(logits, prefix_hash, position=len(log.ids) + len(drafts))
                 except Internal:
                     if not drafts:
                         raise
@@ -74,7 +78,7 @@ class ModelDrafter:
                 ends_text = token_q is None and token_id in log.stopping.stop_token_ids
                 if len(drafts) == num_draft_tokens or ends_text:
                     break
-                rows = [token_id]
+                rows = [self._ids.to_draft(token_id)]
         finally:
             log.history.pop(len(drafts))
         return Proposal(
@@ -95,7 +99,7 @@ class ModelDrafter:
         rows = self._not_cached(sequence)[:-1][: sequence.max_length - len(sequence.token_ids)]
         if rows:
             yield Forward(sequence, rows, num_logits=0)
-            self._num_in_step = len(sequence.token_ids)
+            self._num_in_step = min(len(sequence.token_ids), self._ids.num_final())
 
     def _draw(self, logits: np.ndarray, prefix_hash: int, position: int) -> tuple[int, SparseQ | None]:
         """One draft and its q; None where the rule is a match of ids, which needs none."""
@@ -107,9 +111,15 @@ class ModelDrafter:
         q = sparse_q(logits, log.sampling, log.stopping, log.history, self._max_q_entries)
         return draw_draft(q, log.noise.integer16(prefix_hash, Role.DRAFT)), q
 
+    def _room(self) -> int:
+        """Drafts that the cache has room for. The last one is not computed itself, so one more than tokens fit."""
+        if self._sequence is None or not self._ids.ends_whole():
+            return 0
+        return self._sequence.max_length - len(self._ids.committed()) + 1
+
     def _not_cached(self, sequence: SequenceHandle) -> list[int]:
         """Forgets cached drafts that were not committed; gives the committed ids left to compute, at least the last."""
-        committed, cached = self._log.ids, sequence.token_ids
+        committed, cached = self._ids.committed(), sequence.token_ids
         length = self._num_in_step
         most = min(len(cached), len(committed) - 1)
         while length < most and cached[length] == committed[length]:
@@ -118,6 +128,6 @@ class ModelDrafter:
         length = min(length, most)
         sequence.truncate(length)
         assert sequence.token_ids[self._num_in_step :] == committed[self._num_in_step : length], "cache left the prefix"
-        self._num_in_step = length
-        sequence.committed_length = len(committed)
+        self._num_in_step = min(length, self._ids.num_final())
+        sequence.committed_length = self._ids.num_final()
         return committed[length:]

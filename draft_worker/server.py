@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from draft_worker.session import KNOWN_DRAFTERS, DraftSession
+from draft_worker.text_drafter import NAME as TEXT
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel
 from outrider.serving import convert
@@ -52,6 +53,12 @@ def check_settings(settings: DraftWorkerSettings) -> None:
     if unknown or not settings.drafters:
         names = ", ".join(KNOWN_DRAFTERS)
         raise InvalidArgument(f"drafters {', '.join(unknown) or '(none)'}: choose from {names}", field="drafters")
+    if TEXT in settings.drafters and not settings.target_tokenizer:
+        raise InvalidArgument(
+            "drafters: text is for a draft model with another tokenizer than the target's: give target_tokenizer, or "
+            "leave text out",
+            field="drafters",
+        )
     if settings.lookup_min_ngram > settings.lookup_max_ngram:
         raise InvalidArgument(
             f"lookup_min_ngram {settings.lookup_min_ngram} exceeds lookup_max_ngram {settings.lookup_max_ngram}",
@@ -63,6 +70,11 @@ class DraftServicer:
     """`DraftService` of one worker."""
 
     def __init__(self, worker: Worker) -> None:
+        if TEXT in worker.settings.drafters and worker.loaded.translator is None:
+            raise InvalidArgument(
+                "drafters: text translates between tokenizers, and the target has this model's own; leave text out",
+                field="drafters",
+            )
         self._worker = worker
 
     async def Session(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Response]:
@@ -124,6 +136,7 @@ class _DraftStream:
             vocab_size=self._worker.loaded.description.vocab_size,
             context_length=context_length,
             drafters=settings.drafters,
+            translator=self._worker.loaded.translator,
             max_draft_tokens=settings.max_draft_tokens,
             min_ngram=settings.lookup_min_ngram,
             max_ngram=settings.lookup_max_ngram,

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from draft_worker.ids import ForeignIds
 from draft_worker.lookup_drafter import NAME as LOOKUP
 from draft_worker.lookup_drafter import LookupDrafter
 from draft_worker.model_drafter import NAME as MODEL
 from draft_worker.model_drafter import ModelDrafter
+from draft_worker.text_drafter import NAME as TEXT
+from draft_worker.text_drafter import TextDrafter
 from outrider.drafting.drafter import Drafter
 from outrider.drafting.proposal import Proposal
+from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
 from outrider.serving.checks import check_draft_opening
 from outrider.serving.messages import DraftOpening, Header, OutOfStep
 from outrider.serving.session_log import SessionCounters, SessionLog
 
-KNOWN_DRAFTERS = (MODEL, LOOKUP)
+KNOWN_DRAFTERS = (MODEL, LOOKUP, TEXT)
 
 
 class DraftSession:
     """One epoch of one stream. Its programs run one at a time.
 
-    drafters: names offered, the default first. Raises InvalidArgument on an opening that cannot be served.
+    drafters: names offered, the default first. translator: None where draft and target share their tokenizer.
+    vocab_size: the target's. Raises InvalidArgument on an opening that cannot be served.
     """
 
     def __init__(
@@ -31,7 +36,8 @@ class DraftSession:
         *,
         vocab_size: int,
         context_length: int,
-        drafters: Sequence[str] = KNOWN_DRAFTERS,
+        drafters: Sequence[str] = (MODEL, LOOKUP),
+        translator: Translator | None = None,
         max_draft_tokens: int = 16,
         min_ngram: int = 2,
         max_ngram: int = 4,
@@ -48,6 +54,7 @@ class DraftSession:
         self._max_q_entries = opening.max_q_entries
         self._context_length = context_length
         self._ngrams = (min_ngram, max_ngram)
+        self._translator = translator
         self._drafters: dict[str, Drafter] = {}
 
     @property
@@ -55,11 +62,13 @@ class DraftSession:
         """Cached tokens at most. 0: the stream began beyond the draft model's context, and gets no cache."""
         if len(self.log.ids) > self._context_length:
             return 0
-        return min(self.log.max_length - 1, self._context_length)
+        # a foreign tokenizer may need more tokens for the same text
+        factor = 1 if self._translator is None else 2
+        return min(factor * self.log.max_length - 1, self._context_length)
 
     def needs_sequence(self, drafter: str = "") -> bool:
         """Whether `sequence` must be set before this drafter (empty: the session's) can propose."""
-        return self.sequence is None and (drafter or self._default) == MODEL and self.reserved_length > 0
+        return self.sequence is None and (drafter or self._default) in (MODEL, TEXT) and self.reserved_length > 0
 
     def prefill(self) -> Program[None]:
         """Computes the prompt, or whatever else the session's own drafter prepares."""
@@ -105,7 +114,11 @@ class DraftSession:
     def _make(self, name: str) -> Drafter:
         if name == LOOKUP:
             return LookupDrafter(self.log, *self._ngrams)
-        return ModelDrafter(self.log, self.sequence, self._max_q_entries)
+        if name == TEXT:
+            assert self._translator is not None, "checked at start: the text drafter translates"
+            return TextDrafter(self.log, self.sequence, self._translator)
+        ids = None if self._translator is None else ForeignIds(self.log, self._translator)
+        return ModelDrafter(self.log, self.sequence, self._max_q_entries, ids)
 
     def _checked(self, field: str, name: str) -> str:
         if name not in self._offered:

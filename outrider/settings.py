@@ -109,6 +109,9 @@ class DraftWorkerSettings(WorkerSettings):
         "auto", description="int8: half the bytes a draft reads, on a CPU. No text depends on it."
     )
     draft_vocab: str = Field("", description="File of the ids to draft (`outrider draft-vocab`); empty: all ids.")
+    target_tokenizer: str = Field(
+        "", description="The target's folder, hub id or tokenizer.json, where the draft model has another tokenizer."
+    )
     drafters: AddressList = Field(("model", "lookup"), description="Drafters to offer, the default one first.")
     lookup_max_ngram: int = Field(4, ge=1, description="Longest n-gram that lookup matches.")
     lookup_min_ngram: int = Field(2, ge=1, description="Shortest n-gram that lookup matches.")

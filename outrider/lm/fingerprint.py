@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.lm.vocabulary import read_vocabulary
+
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
 _VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
 
@@ -18,13 +20,7 @@ def tokenizer_fingerprint(tokenizer_json: str) -> str:
 
     tokenizer_json: the text of a tokenizer.json.
     """
-    parsed = json.loads(tokenizer_json)
-    vocabulary = parsed["model"]["vocab"]
-    if isinstance(vocabulary, list):  # Unigram: [token, score] in order of ids.
-        vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
-    to_bytes = _byte_level_bytes if '"ByteLevel"' in json.dumps(parsed.get("decoder")) else _plain_bytes
-    bytes_of = {token_id: to_bytes(token) for token, token_id in vocabulary.items()}
-    bytes_of |= {token["id"]: token["content"].encode() for token in parsed.get("added_tokens", [])}
+    bytes_of = read_vocabulary(tokenizer_json).bytes_of
     digest = hashlib.sha256()
     for token_id, token_bytes in sorted(bytes_of.items()):
         digest.update(b"%d %d " % (token_id, len(token_bytes)) + token_bytes)
@@ -60,27 +56,3 @@ def cpu_name() -> str:
 
 def _stable(config: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in config.items() if k not in _VOLATILE}
-
-
-def _plain_bytes(token: str) -> bytes:
-    """SentencePiece's writing: a lower block for a space, <0xNN> for a byte."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    try:
-        return bytes(_BYTE_OF[char] for char in token)
-    except KeyError:
-        return token.encode()
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: printable Latin-1 stands for itself, the rest follows from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + index): b for index, b in enumerate(others)}
-
-
-_BYTE_OF = _byte_level_alphabet()

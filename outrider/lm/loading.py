@@ -38,7 +38,14 @@ def load_model(settings: WorkerSettings, on_progress: Progress | None = None) ->
         from outrider.lm.ranks import load_on_ranks
 
         return load_on_ranks(settings, load)
-    return load()
+    loaded = load()
+    if isinstance(settings, DraftWorkerSettings) and settings.target_tokenizer:
+        from outrider.lm.foreign_tokenizer import speak_target_ids
+
+        other = settings.model_copy(update={"model": settings.target_tokenizer, "revision": ""})
+        is_file = settings.target_tokenizer.endswith(".json")
+        return speak_target_ids(loaded, Path(other.model).expanduser() if is_file else locate(other, on_progress)[0])
+    return loaded
 
 
 def context_length(own: int, settings: WorkerSettings) -> int:
@@ -57,6 +64,10 @@ def _load_toy(settings: WorkerSettings) -> LoadedModel:
     model = toy.ToyModel(spec)
     if isinstance(settings, DraftWorkerSettings) and settings.weight_dtype != "auto":
         raise InvalidArgument("weight_dtype: a toy has no weights to round, leave it auto", field="weight_dtype")
+    if isinstance(settings, DraftWorkerSettings) and settings.target_tokenizer:
+        raise InvalidArgument(
+            "target_tokenizer: a toy speaks its target's ids already, leave it empty", field="target_tokenizer"
+        )
     if isinstance(settings, TargetWorkerSettings) and settings.tensor_parallel > 1:
         raise InvalidArgument("tensor_parallel: a toy has nothing to split, leave it 1", field="tensor_parallel")
     about = model.description
