@@ -1,6 +1,7 @@
 """Small programs that tests run on an engine."""
 
 import contextlib
+import itertools
 
 from outrider.lm.engine import Engine
 from outrider.lm.interface import Forward
@@ -41,6 +42,11 @@ async def punch_holes(engine):
         if sequence not in held:
             engine.close_sequence(sequence)
     return held
+
+
+def is_fragmented(blocks):
+    """Whether a block table is no run of neighbours."""
+    return any(b - a != 1 for a, b in itertools.pairwise(blocks))
 
 
 def greedy(sequence, prompt_ids, num_tokens):

@@ -4,11 +4,16 @@ import asyncio
 import random
 from collections import Counter
 
+from lm_programs import is_fragmented
+
 from outrider.lm.interface import Forward
 
 KINDS = (
     "accepts", "rejections", "truncations", "prefix_hits", "copies", "preemptions", "idle_evictions", "evicted_blocks",
+    "fragmented", "recomputed_rows", "reopenings",
 )  # fmt: skip
+MAX_REOPENED = 70
+"""Tokens of a text that a session goes on with: with its own it still fits the cache alone."""
 
 
 class Histories:
@@ -20,6 +25,7 @@ class Histories:
     def __init__(self, engine, vocab_size, check, seed):
         self.engine, self.check, self.vocab_size = engine, check, vocab_size
         self.counts = Counter()
+        self.num_rows_asked = 0
         self.rng = random.Random(seed)
         self.texts = [self._draw(90) for _ in range(3)]
 
@@ -41,6 +47,7 @@ class Histories:
                     "preemptions": stats.num_preemptions,
                     "idle_evictions": stats.num_idle_evictions,
                     "evicted_blocks": self.engine._cache._pool.num_evictions,
+                    "recomputed_rows": stats.num_rows + stats.num_cached_tokens - self.num_rows_asked,
                 }
             )
             if all(self.counts[kind] for kind in KINDS):
@@ -48,24 +55,30 @@ class Histories:
         raise AssertionError(f"a kind of event never occurred: {self.counts}")
 
     async def _worker(self, rng, num_sessions):
+        committed = []
         for _ in range(num_sessions):
             text = rng.choice(self.texts)
-            prompt = text[: rng.choice([4, 8, 12, 16, 24, rng.randint(1, 40)])]
+            reopens = 0 < len(committed) <= MAX_REOPENED and rng.random() < 0.5
+            prompt = committed if reopens else text[: rng.choice([4, 8, 12, 16, 24, rng.randint(1, 40)])]
             max_length = len(prompt) + rng.randint(2, 40)
             sequence = await self.engine.open_sequence(max_length, priority=rng.choice([0, 0, 1]))
             committed = list(prompt)
             try:
                 for _ in range(3):
-                    await self.engine.run(self._rounds(rng, sequence, text, committed))
+                    num_cached = await self.engine.run(self._rounds(rng, sequence, text, committed))
+                    self.counts["reopenings"] += reopens and num_cached > 0
+                    reopens = False
                     await asyncio.sleep(rng.choice([0, 0.001]))
             finally:
                 self.engine.close_sequence(sequence)
 
     def _rounds(self, rng, sequence, text, committed):
+        """Returns how many tokens of the first round's forward came from the prefix cache."""
+        num_cached = None
         for _ in range(rng.randint(1, 4)):
             room = sequence.max_length - len(committed)
             if room < 1:
-                return
+                break
             if sequence.length and rng.random() < 0.3:
                 self.counts["truncations"] += 1
                 sequence.truncate(rng.randint(max(0, sequence.length - 7), sequence.length - 1))
@@ -74,7 +87,10 @@ class Histories:
             drafts = [*drafts, *(rng.randrange(self.vocab_size) for _ in range(8))][: rng.randint(0, min(6, room - 1))]
             rows = [*committed[sequence.length :], *drafts]
             sequence.committed_length = len(committed)
+            self.num_rows_asked += len(rows)
             result = yield Forward(sequence, rows, len(drafts) + 1)
+            num_cached = result.num_cached_tokens if num_cached is None else num_cached
+            self.counts["fragmented"] += is_fragmented(sequence.blocks)
             assert sequence.token_ids == committed + drafts
             self.check(committed + drafts, len(drafts) + 1, result.logits.copy())
             num_accepted = rng.randint(0, len(drafts))
@@ -85,3 +101,4 @@ class Histories:
             committed.append(text[len(committed)] if follows else rng.randrange(self.vocab_size))
             sequence.truncate(min(sequence.length, len(committed) - 1))
             sequence.committed_length = sequence.length
+        return num_cached or 0

@@ -12,7 +12,7 @@ import outrider.lm  # noqa: F401  # before torch: it says how torch's threads wa
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
-from lm_programs import punch_holes, started  # noqa: E402
+from lm_programs import is_fragmented, punch_holes, started  # noqa: E402
 from tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, stock_logits, tiny  # noqa: E402
 
 from outrider.errors import FailedPrecondition, InvalidArgument  # noqa: E402
@@ -68,13 +68,13 @@ async def histories(adapted, seed):
                 prefix = sequence.token_ids + ids
                 counts["chunked"] += len(ids) > engine._queue.max_batch_tokens
                 result = yield Forward(sequence, ids, len(ids))
+                counts["fragmented"] += is_fragmented(sequence.blocks)
                 seen.append((prefix, result.logits.copy()))
 
     async def worker(index):
         rng = random.Random(1000 * seed + index)
         for _ in range(2):
             sequence = await engine.open_sequence(rng.randint(20, 120))
-            counts["fragmented"] += sequence.blocks[-1:] != [] and _is_fragmented(sequence.blocks)
             await engine.run(program(sequence, rng))
             engine.close_sequence(sequence)
 
@@ -87,10 +87,6 @@ async def histories(adapted, seed):
     for sequence in held:
         engine.close_sequence(sequence)
     return seen, counts
-
-
-def _is_fragmented(blocks):
-    return any(b - a != 1 for a, b in itertools.pairwise(blocks))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,8 +102,7 @@ async def test_rows_are_bitwise_equal_after_any_history(family, dtype):
             assert differing_rows(logits, fresh(alone, prefix)[-len(logits) :]) == 0
             num_rows += len(logits)
     assert num_rows > 200
-    assert totals["truncations"] > 0
-    assert totals["chunked"] > 0
+    assert min(totals.values()) > 0, totals
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
