@@ -81,16 +81,20 @@ class Noise:
         message = _DECISION.pack(prefix_hash, role, try_index)
         return int.from_bytes(hashlib.blake2b(message, digest_size=2, key=self._integers).digest(), "little")
 
+    def gumbel_key(self, position: int) -> int:
+        """64 bits that with an id decide its Gumbel noise at a position."""
+        key = hashlib.blake2b(position.to_bytes(8, "little"), digest_size=8, key=self._perturbations).digest()
+        return int.from_bytes(key, "little")
+
     def gumbel(self, position: int, ids: np.ndarray | int) -> np.ndarray:
         """Standard Gumbel noise float64[n] for `ids` (int[n], or n for all ids below n) at an absolute position.
 
         The value of an id does not depend on which other ids are asked for. Each comes from its own uniform on the
         2**52 odd multiples of 2**-53, so strictly inside (0, 1).
         """
-        key = hashlib.blake2b(position.to_bytes(8, "little"), digest_size=8, key=self._perturbations).digest()
         bits = np.arange(ids, dtype=np.uint64) if isinstance(ids, int) else np.asarray(ids).astype(np.uint64)
         bits *= _INCREMENT
-        bits += np.uint64(int.from_bytes(key, "little"))
+        bits += np.uint64(self.gumbel_key(position))
         bits ^= bits >> np.uint64(30)
         bits *= _MULTIPLIER_1
         bits ^= bits >> np.uint64(27)

@@ -1,0 +1,58 @@
+"""What a round needs to be decided where the logits are, and what the decision reads as. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.drafting.proposal import Proposal
+from outrider.sampling.history import History
+from outrider.sampling.noise import Noise
+from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from target_worker.acceptance import Outcome, _ends_text, _outcome
+
+
+class Rounds:
+    """The kind of all `RoundDecision`s."""
+
+    def decide(self, decisions: Sequence[RoundDecision], rows: Any) -> Any:
+        """See `device_acceptance.decide`."""
+        from target_worker.device_acceptance import decide
+
+        return decide(decisions, rows)
+
+
+ROUNDS = Rounds()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDecision:
+    """The arguments of `acceptance.verify`, without the logits. `history` is read while its program waits."""
+
+    proposal: Proposal
+    params: SamplingParams
+    stopping: StoppingParams
+    history: History
+    noise: Noise
+    prefix_hash: int
+    position: int
+
+    @property
+    def kind(self) -> Rounds:
+        """All of them are decided together."""
+        return ROUNDS
+
+    @property
+    def decides_by_match(self) -> bool:
+        """Greedy and COUPLED."""
+        return self.params.greedy or self.params.acceptance is AcceptanceRule.COUPLED
+
+    def outcome(self, decided: np.ndarray) -> Outcome:
+        """decided: float64[2 + G], this round's line of what `decide` gave."""
+        drafts, stand = self.proposal.token_ids, int(decided[0])
+        soft_acceptances = bytes(int(soft) for soft in decided[2 : 2 + len(drafts)])
+        next_token = None if _ends_text(drafts[:stand], self.stopping) else int(decided[1])
+        return _outcome(drafts, stand, next_token, soft_acceptances)
