@@ -1,0 +1,246 @@
+"""Histories of an engine that is stepped by hand: streams that draft chains and trees, on too few blocks for all.
+
+Every row of logits is compared with what a fresh model gives for the row's own text. What has occurred is counted.
+"""
+
+import random
+
+from hypothesis import strategies as st
+
+from outrider.lm.engine import Engine
+from outrider.lm.interface import Forward
+from outrider.lm.job import Job
+from outrider.lm.tree import path_to
+
+KINDS = (
+    "trees", "grown", "kept", "moved", "kept_nothing", "cut_trees", "trees_with_prefix_hits", "trees_that_copied",
+    "preempted_trees", "half_done_preempted_trees", "evicted_trees", "kept_when_evicted", "truncated_trees",
+    "dropped_trees", "closed_trees", "evictions",
+)  # fmt: skip
+MAX_STREAMS = 7
+NAMES = (
+    "open", "ask_for_plain_rows", "ask_for_plain_rows", "ask_for_a_tree", "ask_for_a_tree", "ask_for_a_tree",
+    "keep_a_path", "keep_a_path", "keep_a_path", "truncate", "step", "step", "step", "step", "step", "drop", "close",
+)  # fmt: skip
+histories = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2**32 - 1)), min_size=60, max_size=150)
+"""Names of methods of `History`, each with a seed for what it draws."""
+
+
+class Answer:
+    """Stands for a future."""
+
+    def __init__(self):
+        self.result = self.error = None
+        self.is_done = False
+
+    def done(self):
+        return self.is_done
+
+    def set_result(self, result):
+        self.result, self.is_done = result, True
+
+    def set_exception(self, error):
+        self.error, self.is_done = error, True
+
+
+class Loop:
+    """Stands for an event loop: calls at once."""
+
+    def create_future(self):
+        return Answer()
+
+    def call_soon_threadsafe(self, callback, *args):
+        callback(*args)
+
+
+class Stream:
+    """A sequence, what its tokens should be, and the job it waits for."""
+
+    def __init__(self, sequence, text):
+        self.sequence, self.text = sequence, text
+        self.ids, self.parents = [], ()
+        self.job = None
+
+    @property
+    def num_plain(self):
+        """Tokens that are not the tree's."""
+        return len(self.ids) - len(self.parents)
+
+    def text_of(self, place):
+        """Ids up to the token at `place`, along its own path."""
+        start = self.num_plain
+        if place < start:
+            return self.ids[: place + 1]
+        return self.ids[:start] + [self.ids[start + n] for n in path_to(self.parents, place - start)]
+
+
+class History:
+    """check(text, logits): float32[vocab_size] after `text`; counts: a Counter of `KINDS`."""
+
+    def __init__(self, model, check, counts, seed):
+        rng = random.Random(seed)
+        self.check, self.counts, self.vocab_size = check, counts, model.vocab_size
+        self.texts = [[rng.randrange(self.vocab_size) for _ in range(80)] for _ in range(2)]
+        self.engine = Engine(
+            model,
+            num_blocks=rng.randint(10, 13),
+            block_size=4,
+            max_batch_tokens=rng.choice([5, 9, 24]),
+            max_waiting_sessions=0,
+            overcommit=100.0,
+            idle_grace_s=0.0,
+        )
+        self.streams = []
+        self.loop = Loop()
+        self.count_evictions()
+
+    def run(self, history):
+        """Then all streams are closed, and all blocks are free."""
+        for name, seed in history:
+            getattr(self, name)(random.Random(seed))
+        while self.streams:
+            self.close(random.Random(0))
+        stats = self.engine.stats()
+        assert (stats.num_free_blocks, stats.num_sequences) == (stats.num_blocks, 0)
+        self.engine.check_integrity([])
+
+    def count_evictions(self):
+        placement, evict, counts = self.engine._placement, self.engine._placement._evict, self.counts
+
+        def counted(sequence):
+            job = sequence.pending
+            if job is not None and job.tree:
+                counts["preempted_trees"] += 1
+                counts["half_done_preempted_trees"] += job.tree_start < sequence.num_computed < job.total
+            counts["evicted_trees"] += job is None and bool(sequence.parents)
+            evict(sequence)
+
+        placement._evict = counted
+
+    def stream(self, rng, *, idle=True, tree=None):
+        """One of the streams that are such, if any."""
+        fitting = [s for s in self.streams if (s.job is None) == idle and tree in (None, bool(s.parents))]
+        return rng.choice(fitting) if fitting else None
+
+    def more_of_the_text(self, stream, count):
+        """Ids to go on with, as many as there is room for: those of a common text, as long as it has been one."""
+        start = len(stream.ids) if stream.ids == stream.text[: len(stream.ids)] else 40
+        return stream.text[start : start + min(count, stream.sequence.max_length - len(stream.ids))]
+
+    def ask(self, stream, ids, num_logits, parents=()):
+        before = len(stream.ids)
+        stream.ids, stream.parents = [*stream.ids, *ids], (*stream.parents, *parents)
+
+        def program():
+            stream.sequence.committed_length = stream.num_plain
+            result = yield Forward(stream.sequence, ids, num_logits, parents)
+            assert (stream.sequence.token_ids, stream.sequence.parents) == (stream.ids, stream.parents)
+            assert len(result.logits) == num_logits
+            for row, place in enumerate(range(len(stream.ids) - num_logits, len(stream.ids))):
+                self.check(stream.text_of(place), result.logits[row])
+            self.counts["trees_with_prefix_hits"] += bool(parents) and result.num_cached_tokens > 0
+            assert result.num_cached_tokens <= max(0, stream.num_plain - before)
+
+        stream.job = Job(program(), self.loop)
+        self.engine._start_job(stream.job)
+
+    # What may happen, each drawn from its own seed.
+
+    def open(self, rng):
+        if len(self.streams) == MAX_STREAMS:
+            return
+        try:
+            self.engine.open_sequence(rng.randint(12, 40), priority=rng.choice([0, 0, 1])).send(None)
+        except StopIteration as stop:
+            self.streams.append(Stream(stop.value, rng.choice(self.texts)))
+
+    def ask_for_plain_rows(self, rng):
+        stream = self.stream(rng, tree=False)
+        if stream and (ids := self.more_of_the_text(stream, rng.randint(1, rng.choice([4, 20])))):
+            self.ask(stream, ids, rng.choice([1, len(ids)]))
+
+    def ask_for_a_tree(self, rng):
+        stream = self.stream(rng)
+        if stream is None:
+            return
+        plain = [] if stream.parents else self.more_of_the_text(stream, rng.choice([0, 1, 1, 9, 12]))
+        room = stream.sequence.max_length - len(stream.ids) - len(plain)
+        start = len(stream.parents)
+        reach = rng.choice([1, 3, 20])
+        parents = tuple(
+            max(-1, rng.randint(i - reach, i) - 1) for i in range(start, start + min(room, rng.randint(1, 12)))
+        )
+        if parents:
+            self.counts["trees"] += 1
+            self.counts["grown"] += start > 0
+            ids = plain + [rng.randrange(self.vocab_size) for _ in parents]
+            self.ask(stream, ids, rng.choice([min(len(parents) + 1, len(ids)), len(ids), 1]), parents)
+
+    def keep_a_path(self, rng):
+        stream = self.stream(rng, tree=True)
+        if stream is None:
+            return
+        path = path_to(stream.parents, rng.randint(-1, len(stream.parents) - 1))
+        start, sequence, counts = stream.num_plain, stream.sequence, self.counts
+        counts["kept" if path else "kept_nothing"] += 1
+        counts["kept_when_evicted"] += bool(path) and not sequence.num_computed
+        stream.ids[start:] = [stream.ids[start + n] for n in path]
+        stream.parents = ()
+        sequence.keep_path(path)
+        assert (sequence.token_ids, sequence.parents) == (stream.ids, ())
+        counts["moved"] += bool(sequence.moves)
+        sequence.committed_length = len(stream.ids)
+        if rng.random() < 0.5 and (ids := self.more_of_the_text(stream, 1)):
+            self.ask(stream, ids, 1)
+
+    def truncate(self, rng):
+        stream = self.stream(rng)
+        if stream:
+            start, length = stream.num_plain, max(0, len(stream.ids) - rng.randint(1, 8))
+            self.counts["truncated_trees"] += start < length
+            stream.ids, stream.parents = stream.ids[:length], stream.parents[: max(0, length - start)]
+            stream.sequence.truncate(length)
+            assert (stream.sequence.token_ids, stream.sequence.parents) == (stream.ids, stream.parents)
+
+    def step(self, rng):
+        """What is ready gets its blocks, and none to six passes."""
+        engine, counts = self.engine, self.counts
+        engine._take_arrivals()
+        for _ in range(rng.randint(0, 6) + 1):
+            num_copied, num_evictions = engine._cache.num_copied_blocks, engine._cache._pool.num_evictions
+            engine._placement.place()
+            trees = [s.job for s in self.streams if s.job is not None and s.job.tree]
+            counts["trees_that_copied"] += bool(trees) and engine._cache.num_copied_blocks > num_copied
+            counts["evictions"] += engine._cache._pool.num_evictions > num_evictions
+            half_done = [j for j in trees if j.num_rows_done and j.tree_start < j.sequence.num_computed < j.total]
+            counts["cut_trees"] += bool(half_done)
+            if engine._queue and rng.random() < 0.8:
+                engine._step()
+        self.collect()
+
+    def collect(self):
+        for stream in self.streams:
+            if stream.job is not None and stream.job.finished:
+                if stream.job.future.error is not None:
+                    raise stream.job.future.error
+                stream.job = None
+        self.engine.check_integrity([s.sequence for s in self.streams])
+
+    def drop(self, rng):
+        """Its caller went away; what was computed until then stays."""
+        stream = self.stream(rng, idle=False)
+        if stream is not None and not stream.job.finished:
+            self.counts["dropped_trees"] += bool(stream.job.tree)
+            self.engine._drop(stream.job, None)
+            stream.job = None
+            length, start = len(stream.sequence.token_ids), stream.num_plain
+            assert stream.sequence.token_ids == stream.ids[:length]
+            stream.ids, stream.parents = stream.ids[:length], stream.parents[: max(0, length - start)]
+            assert stream.sequence.parents == stream.parents
+
+    def close(self, rng):
+        if self.streams:
+            stream = self.streams.pop(rng.randrange(len(self.streams)))
+            self.counts["closed_trees"] += bool(stream.parents)
+            self.engine.close_sequence(stream.sequence)
+            self.engine._take_arrivals()
