@@ -77,7 +77,10 @@ class WorkerSettings(ServerSettings):
 
     model: str = Field("smollm2-135m", description="Bundle name, hub id, local folder, GGUF file, or toy:key=value,...")
     model_name: str = Field("", description="Name that clients use; empty: derived from `model`.")
-    revision: str = Field("", description="Hub revision; empty: the default one.")
+    revision: str = Field(
+        "", description="Branch, tag or commit of a hub id; empty: its default one. The commit in use is told."
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with a checkpoint.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Number type of the weights.")
     numerics: Literal["fast", "exact"] = Field(
         "fast",
@@ -88,6 +91,12 @@ class WorkerSettings(ServerSettings):
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per cache block.")
     kv_cache_bytes: int = Field(
         0, ge=0, description="Memory of the cache; 0: a quarter of what is free, at most 4 GiB."
+    )
+    memory_fraction: float = Field(
+        0.0, ge=0, le=1, description="Cache as a share of the memory free once the model is loaded; 0: kv_cache_bytes."
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = Field(
+        "auto", description="Number type of cached keys and values; auto: that of the weights."
     )
     max_context_length: int = Field(0, ge=0, description="Longest sequence; 0: the model's own.")
     max_batch_tokens: int = Field(512, ge=1, description="Rows of one packed model call.")

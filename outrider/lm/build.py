@@ -53,17 +53,34 @@ def _cache_namespace(loaded: LoadedModel) -> str:
 
 def _num_blocks(loaded: LoadedModel, settings: WorkerSettings) -> int:
     model = loaded.model
+    if settings.memory_fraction and settings.kv_cache_bytes:
+        raise _no_fraction("kv_cache_bytes sizes the cache too, give one of them")
+    if settings.memory_fraction and isinstance(model, ToyModel):
+        raise _no_fraction("a toy's cache holds ids only, give kv_cache_bytes")
     if isinstance(model, ToyModel) and not settings.kv_cache_bytes:
         return model.spec.blocks or max(1, TOY_CACHE_TOKENS // settings.block_size)
     bytes_per_block = model.bytes_per_block(settings.block_size)
-    cache_bytes = settings.kv_cache_bytes or min(_free_bytes(model) // 4, MAX_DEFAULT_CACHE_BYTES)
+    cache_bytes = _cache_bytes(model, settings)
     if cache_bytes < bytes_per_block:
+        field = "memory_fraction" if settings.memory_fraction else "kv_cache_bytes"
         raise InvalidArgument(
             f"the cache has {cache_bytes} bytes, one block of {settings.block_size} tokens takes {bytes_per_block}: "
-            "raise kv_cache_bytes or lower block_size",
-            field="kv_cache_bytes",
+            f"raise {field} or lower block_size",
+            field=field,
         )
     return int(cache_bytes // bytes_per_block)
+
+
+def _no_fraction(why: str) -> InvalidArgument:
+    return InvalidArgument(f"memory_fraction: {why}", field="memory_fraction")
+
+
+def _cache_bytes(model: object, settings: WorkerSettings) -> int:
+    if settings.kv_cache_bytes:
+        return settings.kv_cache_bytes
+    if settings.memory_fraction:
+        return int(_free_bytes(model) * settings.memory_fraction)
+    return min(_free_bytes(model) // 4, MAX_DEFAULT_CACHE_BYTES)
 
 
 def _free_bytes(model: object) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from outrider.errors import InvalidArgument
 from outrider.lm.adapter import TransformersModel
@@ -24,6 +24,7 @@ from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_finge
 from outrider.lm.int8_linear import quantize_linears, weight_bytes
 from outrider.lm.interface import LoadedModel, ModelDescription
 from outrider.lm.numerics import prove
+from outrider.lm.pretrained import check_code, load_gguf, load_tokenizer, load_weights, read_config
 from outrider.lm.tensor_parallel import shard_model
 from outrider.results import Numerics
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
@@ -36,7 +37,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     """Dequantises a GGUF file to float32 safetensors, tokenizer beside them."""
     transformers.utils.logging.disable_progress_bar()
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    _load_gguf(gguf, torch.float32).save_pretrained(folder)
+    load_gguf(gguf, torch.float32).save_pretrained(folder)
 
 
 def load_checkpoint(
@@ -45,8 +46,11 @@ def load_checkpoint(
     context_length: Callable[[int, WorkerSettings], int],
     name: str,
     on_progress: Progress,
+    revision: str = "",
 ) -> LoadedModel:
     """Loads a folder or a GGUF file onto the device that `settings` names, ready to run.
+
+    revision: the hub's commit that the folder holds, to be told.
 
     Raises InvalidArgument naming the field when the checkpoint, its tokenizer or the device does not serve.
     """
@@ -54,18 +58,21 @@ def load_checkpoint(
     device = _device(settings.device)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
+    cache_dtype = _cache_dtype(settings.kv_cache_dtype, device)
+    config, trusted = read_config(path), settings.trust_remote_code
+    check_code(path, config, trusted)
     on_progress(f"loading the tokenizer of {name}", 0.1)
-    tokenizer = _load_tokenizer(path)
+    tokenizer = load_tokenizer(path, trusted)
     tokenizer_json = tokenizer.backend_tokenizer.to_str()
     on_progress(f"loading the weights of {name}", 0.2)
-    model = _load_weights(path, settings.dtype)
+    model, quantization = load_weights(path, config, settings.dtype, trusted)
     vocab_size = min(max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight.shape[0])
     eos_token_ids = _eos_token_ids(model, tokenizer, vocab_size)
     fingerprint = tokenizer_fingerprint(tokenizer_json)
     ids = drafted_ids(settings, vocab_size, fingerprint, {*eos_token_ids, *_special_ids(tokenizer)})
     if ids is not None:
         trim_head(model, ids)
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = _name(model.dtype)
     on_progress(f"preparing {name} for {device}", 0.7)
     model = model.to(device)  # type: ignore[arg-type]
     if isinstance(settings, TargetWorkerSettings) and settings.tensor_parallel > 1:
@@ -81,12 +88,15 @@ def load_checkpoint(
     context = context_length(_own_context_length(model, settings), settings)
     is_exact = settings.numerics == "exact"
     num_logits = vocab_size if ids is None else len(ids)
-    adapted = TransformersModel(model, vocab_size=num_logits, context_length=context, exact=is_exact)
-    environment = _numerics_environment(device, weights, num_packed, settings.numerics)
+    adapted = TransformersModel(
+        model, vocab_size=num_logits, context_length=context, exact=is_exact, cache_dtype=cache_dtype
+    )
+    cache = _name(cache_dtype or model.dtype)
+    environment = _numerics_environment(device, weights, cache, num_packed, settings.numerics)
     numerics = prove(adapted, on_progress) if is_exact else Numerics()
     description = ModelDescription(
         model=name,
-        model_fingerprint=model_fingerprint(model.config.to_dict(), _weight_files(path), weights),
+        model_fingerprint=model_fingerprint(model.config.to_dict(), _files(path, trusted), weights),
         tokenizer_fingerprint=fingerprint,
         vocab_size=vocab_size,
         context_length=context,
@@ -105,49 +115,13 @@ def load_checkpoint(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "tokenizers": tokenizers.__version__,
+            **({"revision": revision} if revision else {}),
+            **({"quantization": f"{quantization}, dequantised to {dtype}"} if quantization else {}),
         },
     )
     on_progress(f"{name} is loaded", 1.0)
     trimmed = adapted if ids is None else TrimmedModel(adapted, ids, vocab_size)
     return LoadedModel(trimmed, description, tokenizer)
-
-
-def _load_tokenizer(path: Path) -> Any:
-    try:
-        if path.is_file():
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidArgument(f"cannot load the tokenizer of {path}: {error}", field="model") from error
-    if not getattr(tokenizer, "is_fast", False):
-        raise InvalidArgument(f"the tokenizer of {path} has no tokenizer.json, which is needed", field="model")
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
-
-
-def _load_weights(path: Path, dtype: str) -> PreTrainedModel:
-    wanted: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
-    try:
-        if path.is_file():
-            return _load_gguf(path, torch.float32 if dtype == "auto" else wanted)
-        if not list(path.glob("*.safetensors")):
-            raise InvalidArgument(
-                f"{path} holds no *.safetensors file; other formats may run code and are not loaded: convert it",
-                field="model",
-            )
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=wanted, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise InvalidArgument(f"cannot load the weights of {path}: {error}", field="model") from error
-
-
-def _load_gguf(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-    )
 
 
 def _device(text: str) -> torch.device:
@@ -171,8 +145,26 @@ def _own_context_length(model: PreTrainedModel, settings: WorkerSettings) -> int
     return int(own)
 
 
-def _weight_files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else list(path.glob("*.safetensors"))
+def _cache_dtype(text: str, device: torch.device) -> torch.dtype | None:
+    """None: the model's own."""
+    if text == "fp8":
+        raise InvalidArgument(
+            f"kv_cache_dtype fp8 is not supported on {device.type}: no attention here reads it, and values beyond 448 "
+            "would be lost. Use bfloat16 or float16",
+            field="kv_cache_dtype",
+        )
+    return None if text == "auto" else getattr(torch, text)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _files(path: Path, trusted: bool) -> list[Path]:
+    """What decides the model's numbers: its weights, and its code where that is run."""
+    if path.is_file():
+        return [path]
+    return [*path.glob("*.safetensors"), *(path.glob("*.py") if trusted else ())]
 
 
 def _chat_template(tokenizer: Any) -> str:
@@ -212,12 +204,15 @@ def _generation_defaults(path: Path) -> dict[str, float]:
     return {key: float(stated[key]) for key in GENERATION_DEFAULTS if stated.get(key) is not None}
 
 
-def _numerics_environment(device: torch.device, weights: str, num_packed: int, numerics: str) -> dict[str, str]:
+def _numerics_environment(
+    device: torch.device, weights: str, cache: str, num_packed: int, numerics: str
+) -> dict[str, str]:
     """Equal texts mean bit-equal logits for equal passes: whatever may change the order or kind of an addition."""
     return {
         "device": device.type,
         "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "weights": weights,
+        "cache": f"{cache} cache",
         "mode": f"{numerics} numerics",
         "layers": f"{num_packed} packed layers",
         "threads": f"{torch.get_num_threads()} threads",

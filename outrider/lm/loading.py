@@ -33,11 +33,15 @@ def load_model(settings: WorkerSettings, on_progress: Progress | None = None) ->
     path, name = locate(settings, on_progress)
     from outrider.lm.checkpoint import load_checkpoint
 
-    load = partial(load_checkpoint, path, settings, context_length, settings.model_name or name, on_progress)
+    revision = hub_commit(path)
+    served_name = settings.model_name or name
+    load = partial(load_checkpoint, path, settings, context_length, served_name, on_progress, revision)
     if isinstance(settings, TargetWorkerSettings) and settings.tensor_parallel > 1:
         from outrider.lm.ranks import load_on_ranks
 
-        return load_on_ranks(settings, load)
+        # Every rank finds the model for itself: the branch may move meanwhile, the commit does not.
+        pinned = {"revision": revision} if is_hub_id(settings.model) else {}
+        return load_on_ranks(settings.model_copy(update=pinned), load)
     loaded = load()
     if isinstance(settings, DraftWorkerSettings) and settings.target_tokenizer:
         from outrider.lm.foreign_tokenizer import speak_target_ids
@@ -62,6 +66,10 @@ def _load_toy(settings: WorkerSettings) -> LoadedModel:
     spec = toy.parse_toy(settings.model)
     spec = dataclasses.replace(spec, context=context_length(spec.context, settings))
     model = toy.ToyModel(spec)
+    if settings.kv_cache_dtype != "auto":
+        raise InvalidArgument("kv_cache_dtype: a toy keeps ids only, leave it auto", field="kv_cache_dtype")
+    if settings.revision:
+        raise InvalidArgument("revision: a toy comes from no hub, leave it empty", field="revision")
     if isinstance(settings, DraftWorkerSettings) and settings.weight_dtype != "auto":
         raise InvalidArgument("weight_dtype: a toy has no weights to round, leave it auto", field="weight_dtype")
     if isinstance(settings, DraftWorkerSettings) and settings.target_tokenizer:
@@ -85,6 +93,11 @@ def locate(settings: WorkerSettings, on_progress: Progress) -> tuple[Path, str]:
 
     text = settings.model
     path = Path(text).expanduser()
+    if settings.revision and not is_hub_id(text) and not hub_commit(path):
+        raise InvalidArgument(
+            f"revision {settings.revision!r} is of a hub id (owner/name), and model {text!r} is none: leave it empty",
+            field="revision",
+        )
     if text in BUNDLES:
         from outrider.lm.checkpoint import convert_gguf
 
@@ -95,8 +108,8 @@ def locate(settings: WorkerSettings, on_progress: Progress) -> tuple[Path, str]:
         if not path.is_file():
             raise InvalidArgument(f"model: there is no file {text}", field="model")
         return path, path.stem
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
-        return _from_hub(text, settings.revision, on_progress), text
+    if is_hub_id(text):
+        return _from_hub(text, settings, on_progress), text
     raise InvalidArgument(
         f"model {text!r} is neither a bundle ({', '.join(BUNDLES)}), nor a folder or .gguf file here, nor a hub id "
         "(owner/name), nor toy:key=value,...",
@@ -104,7 +117,19 @@ def locate(settings: WorkerSettings, on_progress: Progress) -> tuple[Path, str]:
     )
 
 
-def _from_hub(hub_id: str, revision: str, on_progress: Progress) -> Path:
+def is_hub_id(text: str) -> bool:
+    """Whether `text` names a model of the hub: owner/name, and nothing of that name is here."""
+    is_path = text.startswith((".", "~", "toy:")) or text.endswith(".gguf") or Path(text).is_dir()
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None and not is_path
+
+
+def hub_commit(path: Path) -> str:
+    """The commit whose files a folder of the hub's cache holds; empty for any other path."""
+    is_snapshot = path.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", path.name)
+    return path.name if is_snapshot else ""
+
+
+def _from_hub(hub_id: str, settings: WorkerSettings, on_progress: Progress) -> Path:
     """Downloads what is missing of a hub model. Without network, what is in the hub's own cache serves."""
     import huggingface_hub
     from huggingface_hub.utils import disable_progress_bars
@@ -112,7 +137,8 @@ def _from_hub(hub_id: str, revision: str, on_progress: Progress) -> Path:
     disable_progress_bars()
     on_progress(f"downloading {hub_id} from the hub", None)
     try:
-        folder = huggingface_hub.snapshot_download(hub_id, revision=revision or None, allow_patterns=HUB_FILES)
+        patterns = [*HUB_FILES, *(["*.py"] if settings.trust_remote_code else [])]
+        folder = huggingface_hub.snapshot_download(hub_id, revision=settings.revision or None, allow_patterns=patterns)
     except Exception as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise FailedPrecondition(
