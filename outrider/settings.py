@@ -101,7 +101,7 @@ class WorkerSettings(ServerSettings):
     max_context_length: int = Field(0, ge=0, description="Longest sequence; 0: the model's own.")
     max_batch_tokens: int = Field(512, ge=1, description="Rows of one packed model call.")
     prefill_rows: int = Field(
-        0, ge=0, description="Prompt rows of a pass beside running streams; 0: 8 on a CPU, a quarter of it on a GPU."
+        0, ge=0, description="Prompt rows of a pass beside running streams; 0: as many as lengthen it by 30%."
     )
     max_waiting_sessions: int = Field(64, ge=0, description="Sessions waiting for cache blocks; more are refused.")
     session_idle_lease_s: float = Field(60.0, gt=0, description="A session without a message for this long is freed.")

@@ -9,12 +9,13 @@ import psutil
 from outrider.errors import InvalidArgument
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
+from outrider.lm.prefill_share import PrefillShare
 from outrider.lm.toy import ToyModel
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 MAX_DEFAULT_CACHE_BYTES = 4 << 30
 CPU_PREFILL_ROWS = 8
-"""As many rows as a pass of a processor takes at the price of one: it reads all weights either way."""
+"""To begin with: about as many rows as a pass of a processor takes at the price of one, reading all weights anyway."""
 TOY_CACHE_TOKENS = 1 << 20
 """Room for 2,000 streams of some 500 tokens; a toy's cache holds ids only, 8 bytes a token."""
 
@@ -28,14 +29,15 @@ def build_engine(loaded: LoadedModel, settings: WorkerSettings) -> Engine:
         max_batch_tokens=settings.max_batch_tokens,
         max_waiting_sessions=settings.max_waiting_sessions,
         cache_namespace=_cache_namespace(loaded),
-        prefill_rows=settings.prefill_rows or _default_prefill_rows(loaded.model, settings),
+        prefill_rows=settings.prefill_rows or _prefill_share(loaded.model, settings),
         **_sharing(settings),
     )
 
 
-def _default_prefill_rows(model: object, settings: WorkerSettings) -> int:
-    device = getattr(model, "device", None)
-    return settings.max_batch_tokens // 4 or 1 if getattr(device, "type", "cpu") == "cuda" else CPU_PREFILL_ROWS
+def _prefill_share(model: object, settings: WorkerSettings) -> PrefillShare:
+    most = settings.max_batch_tokens // 2 or 1
+    is_cuda = getattr(getattr(model, "device", None), "type", "cpu") == "cuda"
+    return PrefillShare(settings.max_batch_tokens // 4 or 1 if is_cuda else CPU_PREFILL_ROWS, most)
 
 
 def _sharing(settings: WorkerSettings) -> dict[str, float]:

@@ -26,6 +26,7 @@ from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedB
 from outrider.lm.job import Job
 from outrider.lm.kv_cache import Sequence
 from outrider.lm.placement import Placement
+from outrider.lm.prefill_share import PrefillShare
 from outrider.lm.scheduler import StepQueue
 from outrider.lm.sequence_cache import SequenceCache
 from outrider.lm.timing import TimingModel
@@ -70,7 +71,8 @@ class Engine:
     max_batch_tokens: most rows of one model call. max_waiting_sessions: opens that may wait for blocks.
     cache_namespace: whatever decides keys and values besides ids and tenant. overcommit: blocks promised to open
     sequences, as a multiple of those there are. idle_grace_s: a sequence without a forward for this long may lose its
-    blocks to any other, and is computed again when it has one. prefill_rows: see `StepQueue`.
+    blocks to any other, and is computed again when it has one. prefill_rows: see `StepQueue`; a
+    `PrefillShare` is followed, and told of every step.
     """
 
     def __init__(
@@ -84,14 +86,16 @@ class Engine:
         cache_namespace: str = "",
         overcommit: float = 1.0,
         idle_grace_s: float = DEFAULT_IDLE_GRACE_S,
-        prefill_rows: int | None = None,
+        prefill_rows: int | PrefillShare | None = None,
     ) -> None:
         self.model = model
         self.timing = TimingModel()
         self.block_size = block_size
         self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace, model.move_slots)
         self._admission = Admission(self._cache, model.context_length, max_waiting_sessions, overcommit)
-        self._queue: StepQueue[Job[Any]] = StepQueue(max_batch_tokens, prefill_rows)
+        self._share = prefill_rows if isinstance(prefill_rows, PrefillShare) else None
+        rows = prefill_rows.rows if isinstance(prefill_rows, PrefillShare) else prefill_rows
+        self._queue: StepQueue[Job[Any]] = StepQueue(max_batch_tokens, rows)
         self._placement = Placement(self._cache, self._queue, idle_grace_s)
         self._jobs: set[Job[Any]] = set()
         self._thread: threading.Thread | None = None
@@ -231,9 +235,12 @@ class Engine:
 
     def _step(self) -> None:
         """One model call over all that is ready."""
+        if self._share is not None:
+            self._queue.prefill_rows = self._share.rows
         picked = self._queue.pick()
         if not picked:
             return
+        num_prefill_rows = self._queue.num_prefill_rows
         batch = PackedBatch(tuple(job.segment(num_rows) for job, num_rows in picked))
         started_ns = time.perf_counter_ns()
         try:
@@ -250,7 +257,10 @@ class Engine:
             job.compute_ns += compute_ns
             self._hand_back(job, num_rows, segment, logits[row : row + segment.num_logits], batch.num_rows)
             row += segment.num_logits
-        self.timing.observe(batch, (time.perf_counter_ns() - started_ns) / 1e6)
+        ms = (time.perf_counter_ns() - started_ns) / 1e6
+        self.timing.observe(batch, ms)
+        if self._share is not None:
+            self._share.observe(batch.num_rows - num_prefill_rows, num_prefill_rows, ms)
 
     def _forward(self, batch: PackedBatch) -> np.ndarray:
         model: Any = self.model

@@ -36,12 +36,15 @@ class StepQueue(Generic[J]):
 
     prefill_rows: rows of a step that prefills get while streams run, no more and no fewer: fewer would let a prompt
     wait for ever under full load, more would slow the streams down by what they cost. None: whatever streams leave.
+    It may be set anew between two picks (prefill_share.py).
     """
 
     def __init__(self, max_batch_tokens: int, prefill_rows: int | None = None) -> None:
         self.max_batch_tokens = max_batch_tokens
         self.prefill_rows = max_batch_tokens if prefill_rows is None else max(1, min(prefill_rows, max_batch_tokens))
-        self._num_reserved_rows = 0 if prefill_rows is None else min(self.prefill_rows, max_batch_tokens // 2)
+        self.num_prefill_rows = 0
+        """Of the rows picked last, those of prefills."""
+        self._has_share = prefill_rows is not None
         self._running: deque[J] = deque()
         self._prefills: deque[J] = deque()
         self._num_steps_passed_over = 0
@@ -75,10 +78,13 @@ class StepQueue(Generic[J]):
         streams_run = self._num_steps_without_streams < STREAM_MEMORY_STEPS
         most_prefill = self.prefill_rows if streams_run else self.max_batch_tokens
         budget = self.max_batch_tokens
+        self.num_prefill_rows = 0
         prefill_first = self._num_steps_passed_over >= PREFILL_PATIENCE
         if prefill_first:
             budget -= self._take_prefills(picked, min(most_prefill, budget))
-        reserved = self._num_reserved_rows if self._prefills and not prefill_first else 0
+        reserved = min(self.prefill_rows, self.max_batch_tokens // 2) if self._has_share else 0
+        if prefill_first or not self._prefills:
+            reserved = 0
         if self._running and self._running[0].num_rows > budget - reserved:
             reserved = 0  # it is never cut, so it takes what is left of this step whole, or nothing
         budget -= self._take_running(picked, budget - reserved)
@@ -111,6 +117,7 @@ class StepQueue(Generic[J]):
             if not job.finished:
                 picked.append((job, num_rows))
                 left -= num_rows
+        self.num_prefill_rows += budget - left
         return budget - left
 
     @staticmethod

@@ -1,0 +1,114 @@
+"""Running streams are slowed by a prompt within the bar, on machines of modelled costs; no clock is read here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from outrider.lm.prefill_share import MAX_SLOWDOWN, MIN_ROWS, NUM_PRICES, PrefillShare
+from outrider.lm.scheduler import StepQueue
+
+MAX_BATCH_TOKENS = 512
+PROMPT = 4096
+
+
+@dataclass(eq=False)
+class Job:
+    num_rows: int
+    num_logits: int = 1
+    num_rows_done: int = 0
+    finished: bool = False
+
+
+def roofline(read_ms: float, row_ms: float) -> Callable[[int], float]:
+    """A pass reads all weights and computes its rows, whichever takes longer."""
+    return lambda rows: max(read_ms, row_ms * rows)
+
+
+COSTS: dict[str, Callable[[int], float]] = {
+    "line": lambda rows: 20 + 0.25 * rows,
+    "steep line": lambda rows: 20 + 1.0 * rows,
+    "reads up to 16 rows": roofline(100, 6.25),
+    "reads up to 256 rows, as a GPU": roofline(10, 10 / 256),
+    "grows faster and faster": lambda rows: 15 + 0.4 * rows + 0.01 * rows**2,
+}
+
+
+def serve(cost: Callable[[int], float], num_streams: int, *, noise: float = 0.0) -> tuple[list[float], float, int]:
+    """(ms of each step while a prompt of 4k is computed beside the streams, ms of one without it, last share)."""
+    rng = random.Random(0)
+    queue: StepQueue[Job] = StepQueue(MAX_BATCH_TOKENS, prefill_rows=8)
+    share = PrefillShare(8, MAX_BATCH_TOKENS // 2)
+    streams, prompt = [Job(1) for _ in range(num_streams)], Job(PROMPT)
+    for stream in streams:
+        queue.add(stream)
+    times = []
+    for number in range(40 + PROMPT):
+        if number == 40:
+            queue.add(prompt)
+        queue.prefill_rows = share.rows
+        picked = queue.pick()
+        for job, rows in picked:
+            job.num_rows_done += rows
+            if job in streams:
+                job.num_rows_done = 0
+                queue.add(job)
+        num_rows = sum(rows for _, rows in picked)
+        ms = cost(num_rows)
+        if queue.num_prefill_rows:
+            times.append(ms)
+        seen_ms = ms * (1 + abs(rng.gauss(0, noise)) + (rng.random() < noise / 2) * 5)
+        share.observe(num_rows - queue.num_prefill_rows, queue.num_prefill_rows, seen_ms)
+        if prompt.num_rows_done == PROMPT:
+            break
+    return times, cost(num_streams), share.rows
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("num_streams", [1, 3, 8])
+@pytest.mark.parametrize("machine", COSTS)
+def test_streams_are_slowed_by_no_more_than_the_bar(machine: str, num_streams: int, noise: float) -> None:
+    times, alone_ms, rows = serve(COSTS[machine], num_streams, noise=noise)
+    settled = sorted(times[2 * NUM_PRICES :])
+    assert len(settled) > NUM_PRICES
+    slowdown = settled[len(settled) // 2] / alone_ms
+    assert slowdown <= MAX_SLOWDOWN or rows == MIN_ROWS, (slowdown, rows)
+    assert sum(times) / len(times) / alone_ms <= MAX_SLOWDOWN or rows == MIN_ROWS
+
+
+@pytest.mark.parametrize(("machine", "at_least"), [("line", 12), ("reads up to 256 rows, as a GPU", 150)])
+def test_a_prompt_has_what_the_streams_can_spare(machine: str, at_least: int) -> None:
+    _, _, rows = serve(COSTS[machine], 3)
+    assert rows >= at_least
+
+
+def test_eight_rows_would_break_the_bar_on_a_steep_machine_and_the_share_does_not() -> None:
+    cost = COSTS["steep line"]
+    assert cost(3 + 8) > MAX_SLOWDOWN * cost(3)
+    times, alone_ms, rows = serve(cost, 3)
+    assert rows < 8
+    assert max(times[NUM_PRICES + 1 :]) <= MAX_SLOWDOWN * alone_ms
+
+
+def test_nothing_changes_before_steps_without_prompts_were_seen() -> None:
+    share = PrefillShare(8, 256)
+    for _ in range(50):
+        share.observe(3, 8, 1000.0)
+        share.observe(0, 512, 1000.0)
+    assert share.rows == 8
+
+
+def test_a_prompt_never_stops_and_never_takes_more_than_there_is() -> None:
+    assert PrefillShare(8, 2).rows == 2
+    share = PrefillShare(8, 256)
+    for _ in range(50):
+        share.observe(1, 0, 1.0)
+    for _ in range(100):
+        share.observe(1, share.rows, 1000.0)
+    assert share.rows == MIN_ROWS
+    for _ in range(400):
+        share.observe(1, share.rows, 1.0)
+    assert share.rows == 256
