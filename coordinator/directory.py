@@ -187,7 +187,9 @@ class WorkerDirectory:
             codec=reference.text.codec,
             chat_template=reference.text.chat_template,
             max_draft_tokens=min(d.capacity.max_draft_tokens for d in described),
-            drafters=tuple(dict.fromkeys(name for d in described[1:] for name in d.drafters)),
+            drafters=tuple(
+                dict.fromkeys((*(n for d in described[1:] for n in d.drafters), *self._settings.local_drafters))
+            ),
             draft_model=described[1].model.model if drafts else "",
         )
 

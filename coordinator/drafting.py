@@ -63,9 +63,11 @@ class DraftPool(Protocol):
 class DraftSide:
     """Opens in the background, proposes in time or not at all, and opens anew some time after a loss."""
 
-    def __init__(self, stream: Stream, pool: DraftPool, max_q_entries: int) -> None:
+    def __init__(self, stream: Stream, pool: DraftPool, max_q_entries: int, local_names: tuple[str, ...] = ()) -> None:
+        """`local_names`: drafters that run here, and that no worker is asked for."""
         self._stream = stream
         self._pool = pool
+        self._local_names = local_names
         self._max_q_entries = max_q_entries
         self._link: DraftLink | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -82,11 +84,17 @@ class DraftSide:
         if self._link is None:
             return ()
         named = self._stream.request.drafter
-        return (named,) if named else self._pool.drafters_of(self._link)
+        return (named,) if named else tuple(n for n in self._pool.drafters_of(self._link) if n not in self._local_names)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a draft worker may be asked at all: not for a stream without drafts, or of a local drafter."""
+        request = self._stream.request
+        return request.max_draft_tokens > 0 and request.drafter not in self._local_names
 
     def open_soon(self) -> None:
         """Begins to open a session, unless the request wants no drafts or nobody offers any."""
-        if not self._stream.request.max_draft_tokens:
+        if not self.wanted:
             return
         link = self._pool.connect_draft(self._stream)
         if link is not None:

@@ -73,8 +73,9 @@ class Generation:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
         target = TargetSide(stream, self._pool)
-        draft = DraftSide(stream, self._pool, self._settings.max_q_entries)
-        loop = RoundLoop(stream, target, draft, self._pool.policy(stream.request), outbox, arrived)
+        draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._settings.local_drafters)
+        local = self._pool.local_drafts(stream)
+        loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived)
         try:
             async with asyncio.timeout_at(deadline):
                 if stream.choice and stream.request.prompt_logprobs is not None:
@@ -89,5 +90,6 @@ class Generation:
         finally:
             # no await: a second cancellation must find nothing left to do
             draft.close()
+            local.close()
             target.close()
             outbox.leave()

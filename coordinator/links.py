@@ -96,6 +96,10 @@ class TargetLink:
             timed = Timed(verdict, 1000 * (arrived - before))
             yield timed
 
+    async def stop_decoding(self) -> None:
+        """A running `decode` ends with the token in flight, whose verdict comes as any other."""
+        await self._peer.send(wire.target_stop())
+
     def close(self) -> None:
         self._peer.close()
 

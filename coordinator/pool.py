@@ -12,6 +12,7 @@ from coordinator.gamma.estimates import Median, PairEstimates
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import GammaPolicy
 from coordinator.links import DraftLink, TargetLink
+from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.peer import Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
@@ -29,6 +30,7 @@ class SessionPool:
         self._settings = settings
         self._sessions: dict[TargetLink | DraftLink, WorkerRecord] = {}
         self._estimates: dict[str, PairEstimates] = {}
+        self._memory = LocalMemory(settings)
 
     def policy(self, request: ResolvedRequest) -> GammaPolicy:
         """Fixed or adaptive, as the request says. Streams of one model share what they learn of costs."""
@@ -36,6 +38,10 @@ class SessionPool:
             return FixedGamma(request.num_speculative_tokens)
         shared = self._estimates.setdefault(request.model, PairEstimates())
         return AdaptiveGamma(shared, request.max_speculative_tokens)
+
+    def local_drafts(self, stream: Stream) -> LocalDrafts:
+        """Guesses for this stream, from what it and its tenant's earlier streams wrote."""
+        return LocalDrafts(stream, self._memory)
 
     def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
         worker = self._directory.pick_target(stream.request.model, stream.request.model_fingerprint, avoid)

@@ -63,6 +63,8 @@ class ResolvedRequest:
     report_steps: bool = False
     resume_token_ids: tuple[int, ...] = ()
     tenant: str = "default"
+    has_fresh_seed: bool = False
+    """The seed was drawn for this request: no earlier stream can have had it."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -108,6 +110,7 @@ def resolve(
         priority=request.priority,
         resume_token_ids=resumed,
         tenant=tenant,
+        has_fresh_seed=not request.sampling.HasField("seed"),
         **output,
         **speculation,
     )
@@ -286,7 +289,7 @@ def _resolve_speculation(options: Any, model: ServedModel, settings: Coordinator
     drafter = "" if options.drafter == AUTO else options.drafter
     if drafter and drafter not in model.drafters:
         known = ", ".join((AUTO, *model.drafters))
-        why = "" if model.drafters else "; no draft worker is connected that could draft for this model"
+        why = "" if model.draft_model else "; no draft worker is connected that could draft for this model"
         _refuse("speculation.drafter", repr(options.drafter)[:80], f"one of {known}{why}")
     return {
         "num_speculative_tokens": fixed,

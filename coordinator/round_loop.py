@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 
-from coordinator.drafting import DraftSide
+from coordinator.drafting import Drafted, DraftSide
 from coordinator.gamma.policy import Choice, GammaPolicy, RoundReport
 from coordinator.links import Timed
+from coordinator.local_drafts import LocalDrafts
 from coordinator.outbox import Outbox
 from coordinator.stream import Stream
 from coordinator.verifying import TargetLost, TargetSide
+from outrider.drafting.guess import Guess
 from outrider.results import Step
 from outrider.sampling.params import Origin
-from outrider.serving.session_calls import SealedProposal
+from outrider.serving.session_calls import SealedProposal, continued
 
 PLAIN = Choice("", 0, "plain")
 
@@ -22,11 +25,19 @@ class RoundLoop:
     """Drives one stream. `run` returns when it has finished; whatever ends it, both sides must be closed after."""
 
     def __init__(
-        self, stream: Stream, target: TargetSide, draft: DraftSide, policy: GammaPolicy, outbox: Outbox, arrived: float
+        self,
+        stream: Stream,
+        target: TargetSide,
+        draft: DraftSide,
+        local: LocalDrafts,
+        policy: GammaPolicy,
+        outbox: Outbox,
+        arrived: float,
     ) -> None:
         self._stream = stream
         self._target = target
         self._draft = draft
+        self._local = local
         self._policy = policy
         self._outbox = outbox
         self._arrived = arrived
@@ -35,7 +46,7 @@ class RoundLoop:
         stream = self._stream
         if not stream.finished:
             self._draft.open_soon()
-            await self._first_token()
+            await asyncio.gather(self._first_token(), self._local.prepare())
         while not stream.finished:
             credit = await self._outbox.room(stream.choice)
             choice = await self._choose(credit)
@@ -59,19 +70,47 @@ class RoundLoop:
 
     async def _choose(self, credit: int) -> Choice:
         """The policy's choice of what can be done now: no draft after the last token, none from a worker that owes."""
-        max_draft_tokens = min(self._stream.request.max_draft_tokens, self._stream.num_remaining_tokens - 1)
         credit = min(credit, self._stream.num_remaining_tokens)
         if not self._stream.request.max_draft_tokens:
             return self._policy.choose(0, credit, ())
-        ready, reason = await self._draft.ready()
-        if not ready:
-            return Choice("", 0, reason, min(credit, self._draft.patience_tokens))
-        return self._policy.choose(max_draft_tokens, credit, self._draft.drafters)
+        guesses = self._local.guesses(self._room)
+        if not self._draft.wanted:
+            return self._policy.choose(self._room, credit, (), guesses)
+        ready, why_not = await self._draft.ready()
+        if ready:
+            return self._policy.choose(self._room, credit, self._draft.drafters, guesses)
+        choice = self._policy.choose(self._room, min(credit, self._draft.patience_tokens), (), guesses)
+        return dataclasses.replace(choice, reason=why_not)
+
+    @property
+    def _room(self) -> int:
+        """Drafts that the next round may carry: none for the last token of the stream."""
+        return min(self._stream.request.max_draft_tokens, self._stream.num_remaining_tokens - 1)
+
+    async def _drafts(self, choice: Choice) -> tuple[Drafted, str, int]:
+        """What to verify, and which local drafter made how many of the last drafts: all of them where it was chosen, or
+        where the chosen drafter came too late; or those that go on after a chain of the chosen one."""
+        guesses = {guess.drafter: guess for guess in self._local.guesses(self._room)}
+        if choice.drafter in guesses:
+            guess = guesses[choice.drafter].cut(choice.num_draft_tokens)
+            return Drafted(self._local.seal(guess)), choice.drafter, len(guess)
+        drafted = await self._draft.propose(choice)
+        chain, num_drafted = drafted.proposal, drafted.proposal.num_draft_tokens
+        if drafted.wait_ms and guesses:
+            guess = max(guesses.values(), key=Guess.expected_accepted).cut(choice.num_draft_tokens)
+            return dataclasses.replace(drafted, proposal=self._local.seal(guess)), guess.drafter, len(guess)
+        if num_drafted < choice.num_draft_tokens or chain.is_tree or num_drafted >= self._room:
+            return drafted, "", 0
+        guess = self._local.continuation(chain.token_ids, self._room - num_drafted)
+        guess = guess.cut(self._policy.num_continued(choice, num_drafted, guess))
+        if not guess:
+            return drafted, "", 0
+        return dataclasses.replace(drafted, proposal=continued(chain, guess.token_ids)), guess.drafter, len(guess)
 
     async def _round(self, choice: Choice) -> None:
         """Draft, verify, commit."""
         started = time.perf_counter()
-        drafted = await self._draft.propose(choice)
+        drafted, local_drafter, num_local = await self._drafts(choice)
         try:
             timed = await self._target.verify(drafted.proposal)
         except TargetLost as lost:
@@ -80,11 +119,14 @@ class RoundLoop:
         verdict = timed.verdict
         if verdict.proposal_fault:
             self._stream.statistics.num_dropped_proposals += 1
+        num_local = max(0, num_local - (drafted.proposal.num_draft_tokens - verdict.num_draft_tokens))
         num_accepted = self._commit(timed, choice, round_ms, drafted.proposal, drafted.network_ms)
         self._policy.observe(
             RoundReport(
                 choice=choice,
+                is_local=choice.drafter == local_drafter != "",
                 num_draft_tokens=verdict.num_draft_tokens,
+                num_local=num_local,
                 num_accepted=num_accepted,
                 num_committed=len(verdict.committed_ids),
                 ended=self._stream.finished,
@@ -100,7 +142,7 @@ class RoundLoop:
     async def _plain_run(self, choice: Choice) -> None:
         """The target decodes by itself, token by token, without a draft call and without a round trip per token."""
         started = time.perf_counter()
-        num_tokens, verify_ms, network_ms = 0, 0.0, 0.0
+        num_tokens, verify_ms, network_ms, interrupted = 0, 0.0, 0.0, False
         try:
             async for timed in self._target.decode(choice.credit_tokens):
                 self._commit(timed, choice, timed.elapsed_ms)
@@ -109,6 +151,9 @@ class RoundLoop:
                 network_ms = network_ms or timed.network_ms
                 if self._stream.finished:
                     break
+                if not interrupted and self._policy.interrupts(self._local.guesses(self._room)):
+                    interrupted = True
+                    await self._target.stop_decoding()
         except TargetLost as lost:
             self._commit(await self._target.reopen(lost), PLAIN, 0.0)
         self._policy.observe(
@@ -142,6 +187,7 @@ class RoundLoop:
         statistics.num_proposal_bytes += 2 * proposal.num_bytes
         committing = time.perf_counter()
         chunk = self._stream.commit(verdict, drafter=proposal.drafter or choice.drafter)
+        self._local.committed()
         if self._stream.request.report_steps:
             step = Step(
                 num_draft_tokens_wanted=choice.num_draft_tokens,

@@ -70,6 +70,14 @@ class TargetSide:
         except OutriderError as error:
             raise _lost_or(error) from None
 
+    async def stop_decoding(self) -> None:
+        """The running `decode` ends with the token in flight."""
+        assert self._link is not None
+        try:
+            await self._link.stop_decoding()
+        except OutriderError as error:
+            raise _lost_or(error) from None
+
     async def reopen(self, lost: TargetLost) -> Timed:
         """The next token, from another worker: its session begins with all that is committed. Raises the error that
         the client should see when no other worker can."""

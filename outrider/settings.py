@@ -67,6 +67,15 @@ class CoordinatorSettings(ServerSettings):
     max_speculative_tokens: int = Field(8, ge=1, le=64, description="Cap of the adaptive number of drafts.")
     acceptance: Literal["token", "block", "coupled"] = Field("block", description="Rule when a request names none.")
     max_q_entries: int = Field(64, ge=1, le=256, description="Entries of a draft distribution on the wire.")
+    local_drafters: AddressList = Field(
+        ("lookup", "suffix"), description="Drafters that guess from earlier text, in the coordinator; empty: none."
+    )
+    lookup_max_ngram: int = Field(4, ge=1, description="Longest n-gram that lookup matches.")
+    lookup_min_ngram: int = Field(2, ge=1, description="Shortest n-gram that local drafters match.")
+    draft_cache_bytes: int = Field(
+        64 << 20, ge=0, description="Memory of past outputs that later streams of a tenant draft from; 0: none."
+    )
+    share_draft_cache: bool = Field(False, description="Draft from other tenants' outputs too: latency can leak them.")
     peer_timeout_s: float = Field(2.0, gt=0, description="A worker silent for this long with work outstanding is lost.")
     emit_buffer_chunks: int = Field(64, ge=1, description="Chunks waiting for a slow client before its stream pauses.")
     trusted_tenant_header: str = Field("x-outrider-tenant", description="Metadata key whose value names the tenant.")

@@ -173,11 +173,21 @@ class PairEstimates:
         verify_ms = self.verify.ms(draft.num_drafted(num_draft_tokens))
         return draft.ms(num_draft_tokens) + self.verify_network.value() + verify_ms + self._overhead.value()
 
+    def local_round_ms(self, num_draft_tokens: int) -> float:
+        """Of a round whose drafts are at hand."""
+        return self.verify_network.value() + self.verify.ms(num_draft_tokens) + self._overhead.value()
+
     def observe_round(self, report: RoundReport) -> None:
+        """A round that a drafter was asked for."""
         draft_network_ms = report.draft_network_ms + report.wait_ms
         self._draft_cost(report.choice.drafter).observe(
-            report.choice.num_draft_tokens, report.num_draft_tokens, report.draft_ms, draft_network_ms
+            report.choice.num_draft_tokens, report.num_own_drafts, report.draft_ms, draft_network_ms
         )
+        self.observe_verify(report)
+
+    def observe_verify(self, report: RoundReport) -> None:
+        """What any round with drafts tells of the target."""
+        draft_network_ms = report.draft_network_ms + report.wait_ms
         self.verify.observe(report.num_draft_tokens, report.verify_ms)
         self.verify_network.add(report.verify_network_ms)
         known_ms = report.draft_ms + draft_network_ms + report.verify_ms + report.verify_network_ms

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from coordinator.gamma.policy import Choice, RoundReport
+from outrider.drafting.guess import Guess
+
+LOOK_AGAIN_TOKENS = 4
+"""A plain run without a guess at its start is also ended by one; but a fast target has finished it by then."""
 
 
 class FixedGamma:
-    """`num_draft_tokens` drafts from the first drafter a round; 0 decodes plainly with all the credit there is."""
+    """`num_draft_tokens` drafts from the first drafter a round, or from the likeliest guess while no drafter can be
+    asked; 0 decodes plainly with all the credit there is."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
 
-    def choose(self, max_draft_tokens: int, max_credit_tokens: int, drafters: tuple[str, ...]) -> Choice:
+    def choose(
+        self, max_draft_tokens: int, max_credit_tokens: int, drafters: tuple[str, ...], guesses: tuple[Guess, ...] = ()
+    ) -> Choice:
         if not self._num_draft_tokens:
             return Choice("", 0, "off", max_credit_tokens)
         num_draft_tokens = min(self._num_draft_tokens, max_draft_tokens)
-        if not num_draft_tokens or not drafters:
-            return Choice("", 0, "no-room" if drafters else "no-draft-worker", min(1, max_credit_tokens))
-        return Choice(drafters[0], num_draft_tokens, "fixed")
+        if not num_draft_tokens:
+            return Choice("", 0, "no-room", min(1, max_credit_tokens))
+        if drafters:
+            return Choice(drafters[0], num_draft_tokens, "fixed")
+        if not guesses:
+            return Choice("", 0, "no-match", min(LOOK_AGAIN_TOKENS, max_credit_tokens))
+        best = max(guesses, key=lambda guess: guess.expected_accepted(num_draft_tokens))
+        return Choice(best.drafter, min(num_draft_tokens, len(best)), "fixed")
+
+    def interrupts(self, guesses: tuple[Guess, ...]) -> bool:
+        return bool(guesses) and self._num_draft_tokens > 0
+
+    def num_continued(self, choice: Choice, num_drafted: int, guess: Guess) -> int:
+        return 0
 
     def observe(self, report: RoundReport) -> None:
         pass

@@ -84,8 +84,8 @@ def describe(complete: Complete, reasons: Set[str] = frozenset()) -> str:
     if spec.num_draft_tokens:
         drafters = ", ".join(spec.drafters)
         drafts = f"{spec.num_accepted_draft_tokens} of {spec.num_draft_tokens} drafts accepted ({drafters})"
-    elif NO_DRAFT_WORKER in reasons:
-        drafts += ": no draft worker is connected"
+    if NO_DRAFT_WORKER in reasons:
+        drafts += "; no draft worker is connected"
     return (
         f"{tokens} tokens ({complete.finish_reason}), {rate:.1f} tokens/s, first after "
         f"{timings.time_to_first_token_ms:.0f} ms; {drafts}, {spec.tokens_per_step:.2f} tokens a step"

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from outrider.drafting.proposal import Proposal
 from outrider.serving import convert
 from outrider.serving.messages import DraftOpening, Header, TargetOpening, Verdict
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -28,6 +29,11 @@ class SealedProposal:
     num_bytes: int = 0
     is_tree: bool = False
     message: Any = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The drafts."""
+        return tuple(self.message.token_ids) if self.message is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,25 @@ DRAFT_HEARTBEAT = draft_pb2.DraftServiceSessionRequest(heartbeat=common_pb2.Hear
 TARGET_HEARTBEAT = target_pb2.TargetServiceSessionRequest(heartbeat=common_pb2.Heartbeat())
 
 
+def seal_ids(
+    token_ids: Sequence[int], confidences: Sequence[float], drafter: str, compute_us: int = 0
+) -> SealedProposal:
+    """A chain of one-hot drafts."""
+    proposal = Proposal(tuple(token_ids), confidences=tuple(confidences), drafter=drafter, compute_us=compute_us)
+    return _sealed(convert.proposal_to_pb(proposal))
+
+
+def continued(chain: SealedProposal, token_ids: Sequence[int]) -> SealedProposal:
+    """The chain with one-hot drafts after its own."""
+    message = common_pb2.Proposal()
+    message.CopyFrom(chain.message)
+    message.token_ids.extend(token_ids)
+    if message.q_sizes:
+        message.q_sizes.extend([0] * len(token_ids))
+    message.ClearField("confidences")
+    return _sealed(message)
+
+
 def draft_open(opening: DraftOpening) -> Any:
     return draft_pb2.DraftServiceSessionRequest(open=convert.draft_open_to_pb(opening))
 
@@ -100,21 +125,23 @@ def read_draft(message: Any) -> Opened | Proposed | Lagging | Alive:
         case "opened":
             return Opened(message.opened.context_length)
         case "proposal":
-            proposal = message.proposal.proposal
-            sealed = SealedProposal(
-                num_draft_tokens=len(proposal.token_ids),
-                drafter=proposal.drafter,
-                queue_us=proposal.queue_us,
-                compute_us=proposal.compute_us,
-                num_ingested_tokens=proposal.ingested_tokens,
-                num_bytes=proposal.ByteSize(),
-                is_tree=bool(proposal.parents),
-                message=proposal,
-            )
-            return Proposed(convert.header_from_pb(message.proposal.header), sealed)
+            return Proposed(convert.header_from_pb(message.proposal.header), _sealed(message.proposal.proposal))
         case "out_of_step":
             return Lagging(convert.header_from_pb(message.out_of_step.header))
     return Alive()
+
+
+def _sealed(proposal: Any) -> SealedProposal:
+    return SealedProposal(
+        num_draft_tokens=len(proposal.token_ids),
+        drafter=proposal.drafter,
+        queue_us=proposal.queue_us,
+        compute_us=proposal.compute_us,
+        num_ingested_tokens=proposal.ingested_tokens,
+        num_bytes=proposal.ByteSize(),
+        is_tree=bool(proposal.parents),
+        message=proposal,
+    )
 
 
 def target_open(opening: TargetOpening) -> Any:
@@ -136,6 +163,11 @@ def target_decode(header: Header, committed_ids: Sequence[int], credit_tokens: i
             header=convert.header_to_pb(header), committed_ids=committed_ids, credit_tokens=credit_tokens
         )
     )
+
+
+def target_stop() -> Any:
+    """Ends a running `decode` with the token in flight."""
+    return target_pb2.TargetServiceSessionRequest(stop=target_pb2.TargetStop())
 
 
 def read_target(message: Any) -> Verdict | SealedPromptLogprobs | Lagging | Alive:

@@ -52,7 +52,7 @@ def completion(events: list[Event]) -> results.Complete:
 async def test_a_stream_goes_on_plain_when_its_draft_worker_dies(options: dict) -> None:
     async with in_process_stack(TARGET + ",pass_ms=2", DRAFT, draft_worker=AT_ONCE) as stack:
         async with Client(stack.address) as client:
-            request = {**options, "max_tokens": 800, "num_speculative_tokens": 3}
+            request = {**options, "max_tokens": 800, "num_speculative_tokens": 3, "drafter": "model"}
             whole = await client.complete("ABC", **{**request, "num_speculative_tokens": 0})
             events = await collect(client.generate("ABC", **request), 30, stack.draft[0].close)
             assert ids(events) == whole.token_ids
@@ -79,7 +79,8 @@ async def test_drafting_begins_again_when_a_draft_worker_comes_back(monkeypatch:
                 settings = DraftWorkerSettings(model=DRAFT, port=port, log_level="warning", drain_grace_s=0)
                 stack.draft[0] = await start(draft_server.serve, settings)
 
-            stream = client.generate("ABC", temperature=0, max_tokens=1500, num_speculative_tokens=2, report_steps=True)
+            options = {"num_speculative_tokens": 2, "drafter": "model", "report_steps": True}
+            stream = client.generate("ABC", temperature=0, max_tokens=1500, **options)
             events = await collect(stream, 30, restart)
             steps = [event.step for event in events if isinstance(event, results.Chunk)]
             drafted = [step.num_draft_tokens > 0 for step in steps if step is not None]

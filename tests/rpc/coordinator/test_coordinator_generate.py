@@ -82,7 +82,7 @@ async def test_usage_tells_what_was_not_computed_again(client: Client) -> None:
     assert counters == results.CacheCounters(num_cached_tokens=96 + 128)
 
 
-@pytest.mark.parametrize("drafter", ["model", "lookup", "auto"])
+@pytest.mark.parametrize("drafter", ["model", "lookup", "suffix", "auto"])
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 async def test_every_rule_and_drafter_accounts_for_every_token(client: Client, rule: str, drafter: str) -> None:
     answer = await client.complete(
@@ -112,7 +112,7 @@ async def test_every_rule_and_drafter_accounts_for_every_token(client: Client, r
     assert spec.num_spec_steps == sum(spec.acceptance_histogram) == sum(spec.gamma_histogram[1:])
     assert spec.mean_acceptance_length == pytest.approx(1 + spec.num_accepted_draft_tokens / spec.num_spec_steps)
     assert spec.num_proposal_bytes > 0
-    assert spec.drafters == (("lookup",) if drafter == "lookup" else ("model",))
+    assert spec.drafters == (("model",) if drafter == "auto" else (drafter,))
     steps = [chunk.step for chunk in answer.chunks if chunk.step is not None]
     assert len(steps) == len(answer.chunks)
     # times of microseconds may round to nothing, those of all rounds together do not
@@ -353,7 +353,7 @@ async def test_queue_is_bounded_with_a_retry_delay() -> None:
 async def test_info_tokenize_and_detokenize(stack: Stack, client: Client) -> None:
     info = await client.model_info()
     assert (info.model, info.vocab_size, info.simulated) == (TARGET, 48, True)
-    assert info.drafters == ("model", "lookup")
+    assert info.drafters == ("model", "lookup", "suffix")
     assert info.draft_model == DRAFT
     assert info.max_speculative_tokens == 16
     assert set(info.acceptance_rules) == set(AcceptanceRule)

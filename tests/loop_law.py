@@ -1,0 +1,330 @@
+"""The exact law of what the coordinator's own round loop commits, by running it along every possible path.
+
+The loop, its policy and its local drafters are the shipped ones. The draft worker and the target are replaced by
+question marks: whenever the loop asks one of them for something random, the run ends there and is begun anew once for
+each possible answer, with its probability. What is summed over all paths is the joint law of the text over all rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from round_law import shipped
+
+from coordinator.drafting import Drafted
+from coordinator.gamma.adaptive import AdaptiveGamma
+from coordinator.gamma.estimates import PairEstimates
+from coordinator.gamma.policy import Choice, GammaPolicy, RoundReport
+from coordinator.links import Timed
+from coordinator.local_drafts import LocalDrafts, LocalMemory
+from coordinator.request import ResolvedRequest
+from coordinator.round_loop import RoundLoop
+from coordinator.stream import Stream
+from coordinator.text.tokenizer import ToyCodec
+from outrider.drafting.proposal import Q_TOTAL, Proposal, SparseQ
+from outrider.sampling.noise import hash_ids
+from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
+from outrider.serving import convert
+from outrider.serving.messages import Verdict
+from outrider.serving.session_calls import SealedProposal, _sealed
+from outrider.settings import CoordinatorSettings
+from target_worker.acceptance import draft_q
+
+Ids = tuple[int, ...]
+Weighted = list[tuple[Any, float]]
+
+
+class Ask(Exception):
+    """A random answer is needed: the possible ones and their probabilities."""
+
+    def __init__(self, answers: Weighted) -> None:
+        self.answers = answers
+
+
+@dataclass
+class Script:
+    """Answers given so far, in the order of the questions."""
+
+    answers: list[Any]
+    num_used: int = 0
+
+    def answer(self, possible: Callable[[], Weighted]) -> Any:
+        if self.num_used == len(self.answers):
+            raise Ask(possible())
+        self.num_used += 1
+        return self.answers[self.num_used - 1]
+
+
+@dataclass
+class Pair:
+    """p and q after every text: rows over a tiny vocabulary, q in counts of 65,536. Both depend on the whole text."""
+
+    vocab_size: int
+    seed: int
+    concentration: float = 0.7
+
+    def p(self, ids: Sequence[int]) -> np.ndarray:
+        return self._row(1, ids)
+
+    def q(self, ids: Sequence[int]) -> SparseQ:
+        counts = np.floor(self._row(2, ids) * Q_TOTAL).astype(np.int64)
+        counts[int(counts.argmax())] += Q_TOTAL - counts.sum()
+        (kept,) = np.nonzero(counts)
+        return SparseQ(kept.astype(np.uint32), counts[kept])
+
+    def _row(self, table: int, ids: Sequence[int]) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, table, *ids])
+        return rng.dirichlet([self.concentration] * self.vocab_size)
+
+
+@dataclass
+class FakeDraft:
+    """A draft worker whose samples are questions. `is_late(length)`: no proposal comes for a log that long."""
+
+    stream: Stream
+    pair: Pair
+    script: Script
+    is_late: Callable[[int], bool] = lambda length: False
+    wanted: bool = True
+    drafters: tuple[str, ...] = ("model",)
+    patience_tokens: int = 2
+    num_drafted: int = 0
+
+    def open_soon(self) -> None:
+        pass
+
+    async def ready(self) -> tuple[bool, str]:
+        return bool(self.drafters), "" if self.drafters else "no-draft-worker"
+
+    async def propose(self, choice: Choice) -> Drafted:
+        prefix = (*self.stream.log.prompt_ids, *self.stream.log.output_ids)
+        if self.is_late(len(prefix)):
+            return Drafted(SealedProposal(), wait_ms=1.0)
+        drafts = self.script.answer(lambda: list(self._chains(prefix, choice.num_draft_tokens)))
+        q = tuple(self.pair.q((*prefix, *drafts[:i])) for i in range(len(drafts)))
+        self.num_drafted += len(drafts)
+        return Drafted(_sealed(convert.proposal_to_pb(Proposal(drafts, q, drafter="model"))))
+
+    def _chains(self, prefix: Ids, num_tokens: int) -> Iterator[tuple[Ids, float]]:
+        chains: Weighted = [((), 1.0)]
+        for _ in range(num_tokens):
+            chains = [
+                ((*chain, int(x)), mass * int(count) / Q_TOTAL)
+                for chain, mass in chains
+                for q in [self.pair.q((*prefix, *chain))]
+                for x, count in zip(q.ids, q.counts, strict=True)
+            ]
+        yield from chains
+
+
+@dataclass
+class FakeTarget:
+    """A target whose decisions are questions, with the chances of the shipped acceptance functions."""
+
+    stream: Stream
+    pair: Pair
+    script: Script
+    rule: AcceptanceRule
+    num_drafted: int = 0
+    num_local: int = 0
+    _stopped: bool = False
+
+    async def open(self) -> Timed:
+        return self._commit(Proposal())
+
+    async def verify(self, sealed: SealedProposal) -> Timed:
+        proposal = convert.proposal_from_pb(sealed.message) if sealed.message is not None else Proposal()
+        return self._commit(proposal)
+
+    async def decode(self, credit_tokens: int) -> Any:
+        self._stopped = False
+        for _ in range(credit_tokens):
+            stopped = self._stopped
+            yield self._commit(Proposal())
+            if stopped:
+                return
+
+    async def stop_decoding(self) -> None:
+        self._stopped = True
+
+    def _commit(self, proposal: Proposal) -> Timed:
+        prefix = (*self.stream.log.prompt_ids, *self.stream.log.output_ids)
+        num_drafts, token_id = self.script.answer(lambda: self._outcomes(prefix, proposal))
+        ids = (*proposal.token_ids[:num_drafts], token_id)
+        last = Origin.CORRECTION if num_drafts < len(proposal) else Origin.BONUS
+        room = self.stream.num_remaining_tokens
+        origins = (Origin.ACCEPTED,) * num_drafts + (last if len(proposal) else Origin.PLAIN,)
+        self.num_drafted += len(proposal)
+        self.num_local += sum(proposal.q_at(i) is None for i in range(len(proposal)))
+        verdict = Verdict(
+            header=self.stream.log.header(1),
+            committed_ids=ids[:room],
+            origins=origins[:room],
+            num_accepted=min(num_drafts, room),
+            num_draft_tokens=len(proposal),
+            finish=Finish.LENGTH if len(ids) >= room else Finish.NONE,
+        )
+        return Timed(verdict, 1.0)
+
+    def _outcomes(self, prefix: Ids, proposal: Proposal) -> Weighted:
+        drafts = proposal.token_ids
+        p = [self.pair.p((*prefix, *drafts[:i])) for i in range(len(drafts) + 1)]
+        q = [dense(draft_q(proposal, i), self.pair.vocab_size) for i in range(len(drafts))]
+        masses: dict[tuple[int, int], float] = defaultdict(float)
+        for mass, stand, last in shipped(self.rule)(p, q, drafts):
+            for x in np.nonzero(last)[0].tolist():
+                masses[stand, x] += mass * float(last[x])
+        return list(masses.items())
+
+
+def dense(q: Any, vocab_size: int) -> np.ndarray:
+    row = np.zeros(vocab_size)
+    row[q.ids] = q.probabilities
+    return row
+
+
+class FakeOutbox:
+    async def room(self, choice: int) -> int:
+        return 8
+
+    def put(self, event: Any) -> None:
+        pass
+
+
+def warm_policy(
+    *, draft_ms: float, verify_ms: float = 10.0, row_ms: float = 0.1, accept: int = 1, cap: int = 2
+) -> GammaPolicy:
+    """An adaptive controller that has seen these costs, and `accept` of 2 drafts accepted in its first rounds."""
+    policy = AdaptiveGamma(PairEstimates(), cap)
+    for _ in range(4):
+        policy.observe(
+            RoundReport(
+                choice=Choice("model", 2, "warm-up"), num_draft_tokens=2, num_accepted=accept, num_committed=accept + 1,
+                draft_ms=2 * draft_ms, verify_ms=verify_ms + 2 * row_ms, round_ms=2 * draft_ms + verify_ms + 2 * row_ms,
+            )
+        )  # fmt: skip
+        policy.observe(
+            RoundReport(
+                choice=Choice("", 0, "best"), num_committed=4, verify_ms=4 * verify_ms, round_ms=4 * verify_ms + 0.5
+            )
+        )
+    return policy
+
+
+@dataclass
+class World:
+    """One loop under test, in everything that is not random.
+
+    memory: what earlier streams left. `make_loop` may be a biased twin of the round loop.
+    """
+
+    pair: Pair
+    rule: AcceptanceRule
+    policy: Callable[[], GammaPolicy]
+    prompt: Ids = (0, 1, 0, 1, 1, 0, 1)
+    num_tokens: int = 3
+    drafter: str = ""
+    max_drafts: int = 2
+    fixed: int | None = None
+    drafters: tuple[str, ...] = ("model",)
+    is_late: Callable[[int], bool] = lambda length: False
+    past: Sequence[Ids] = ()
+    corrections: Sequence[tuple[Ids, int]] = ()
+    make_loop: type[RoundLoop] = RoundLoop
+    reasons: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    num_mixed: int = 0
+    """Chains that a local drafter went on with."""
+
+    def law(self) -> dict[Ids, float]:
+        """P(text), over all rounds, by exhaustion."""
+        law: dict[Ids, float] = defaultdict(float)
+        paths: list[tuple[list[Any], float]] = [([], 1.0)]
+        with asyncio.Runner() as runner:
+            while paths:
+                answers, mass = paths.pop()
+                try:
+                    law[runner.run(self._run(answers))] += mass
+                except Ask as ask:
+                    paths += [([*answers, answer], mass * chance) for answer, chance in ask.answers if chance > 0]
+        return dict(law)
+
+    def target_law(self) -> dict[Ids, float]:
+        law: dict[Ids, float] = {(): 1.0}
+        for _ in range(self.num_tokens):
+            law = {
+                (*text, x): mass * float(chance)
+                for text, mass in law.items()
+                for x, chance in enumerate(self.pair.p((*self.prompt, *text)))
+            }
+        return law
+
+    async def _run(self, answers: list[Any]) -> Ids:
+        request = ResolvedRequest(
+            request_id="r",
+            model="toy",
+            prompt_ids=self.prompt,
+            prompt_hash=hash_ids(self.prompt),
+            sampling=SamplingParams(acceptance=self.rule),
+            stopping=StoppingParams(self.num_tokens),
+            num_speculative_tokens=self.fixed,
+            max_speculative_tokens=self.max_drafts,
+            drafter=self.drafter,
+            has_fresh_seed=True,
+            report_steps=True,
+        )
+        stream = Stream(request, 0, ToyCodec(self.pair.vocab_size))
+        memory = LocalMemory(CoordinatorSettings())
+        for text in self.past:
+            memory.past.add(memory.scope(stream), text)
+        for context, token_id in self.corrections:
+            memory.corrections.learn(memory.scope(stream), context, token_id)
+        script = Script(answers)
+        draft = FakeDraft(stream, self.pair, script, self.is_late, self.drafter in ("", "model"), self.drafters)
+        target = FakeTarget(stream, self.pair, script, self.rule)
+        local, outbox, policy = LocalDrafts(stream, memory), _Steps(), Timeless(self.policy())
+        loop: Any = self.make_loop(stream, target, draft, local, policy, outbox, 0.0)  # type: ignore[arg-type]
+        await loop.run()
+        for reason in outbox.reasons:
+            self.reasons[reason] += 1
+        self.num_mixed += draft.num_drafted > 0 and target.num_drafted > draft.num_drafted
+        return tuple(stream.log.output_ids)
+
+
+@dataclass
+class Timeless:
+    """A policy that is told the costs it knew already: a path's clock must not decide, or runs would differ."""
+
+    policy: GammaPolicy
+
+    def choose(self, *args: Any) -> Choice:
+        return self.policy.choose(*args)
+
+    def interrupts(self, guesses: Any) -> bool:
+        return self.policy.interrupts(guesses)
+
+    def num_continued(self, *args: Any) -> int:
+        return self.policy.num_continued(*args)
+
+    def observe(self, report: RoundReport) -> None:
+        num = max(1, report.num_committed) if not report.choice.num_draft_tokens else 1
+        self.policy.observe(dataclasses.replace(report, draft_ms=0.5, verify_ms=10.0 * num, round_ms=10.5 * num))
+
+
+class _Steps(FakeOutbox):
+    def __init__(self) -> None:
+        self.reasons: list[tuple[str, str]] = []
+
+    def put(self, event: Any) -> None:
+        step = getattr(event, "step", None)
+        if step is not None and step.num_draft_tokens:
+            self.reasons.append((step.drafter, step.reason))
+
+
+def total_variation(a: dict[Ids, float], b: dict[Ids, float]) -> float:
+    return sum(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in {*a, *b}) / 2
