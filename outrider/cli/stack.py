@@ -142,7 +142,8 @@ async def local_stack(
 
 def small_worker(model: str | None, /, **values: Any) -> dict[str, Any]:
     """Settings of a worker that serves a few streams beside others on this machine: a small cache unless one is set."""
-    if model and not model.startswith("toy:") and not WorkerSettings().kv_cache_bytes:
+    own = WorkerSettings()
+    if model and not model.startswith("toy:") and not (own.kv_cache_bytes or own.memory_fraction):
         values.setdefault("kv_cache_bytes", SMALL_CACHE_BYTES)
     return values
 

@@ -38,10 +38,15 @@ from outrider.errors import OutriderError
 from outrider.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
 
 _COORDINATOR_FLAGS = ("port", "num_speculative_tokens", "max_speculative_tokens", "acceptance", "default_max_tokens")
-_WORKER_FLAGS = ("dtype", "device", "num_threads", "kv_cache_bytes", "max_context_length", "revision")
+_WORKER_FLAGS = (
+    "dtype", "device", "num_threads", "kv_cache_bytes", "memory_fraction", "kv_cache_dtype", "max_context_length",
+    "trust_remote_code",
+)  # fmt: skip
 _SHARED_FLAGS = ("host", "log_level")
 _WORKER_OF_PORT = {"target_port": "target_worker", "draft_port": "draft_worker"}
-_VARIABLES = f"{VARIABLES_RULE} Not for --target, --draft, --target-port and --draft-port."
+_REVISION_OF = {"target_worker": "revision", "draft_worker": "draft_revision"}
+_OWN_FLAGS = "--target, --draft, --revision, --draft-revision, --target-port and --draft-port"
+_VARIABLES = f"{VARIABLES_RULE} Not for {_OWN_FLAGS}."
 TOY_TEXT = "!!"
 """A text of every toy: its id 0, twice."""
 RESTART_DELAY_S = 1.0
@@ -58,12 +63,20 @@ def register(app: typer.Typer) -> None:
         inspect.Parameter("draft", keyword_only, default=AUTO_DRAFT, annotation=Draft),
         *(parameter(name, CoordinatorSettings.model_fields[name]) for name in (*_SHARED_FLAGS, *_COORDINATOR_FLAGS)),
         *(parameter(name, TargetWorkerSettings.model_fields[name]) for name in _WORKER_FLAGS),
+        *(_revision(name, worker) for worker, name in _REVISION_OF.items()),
         parameter("drafters", DraftWorkerSettings.model_fields["drafters"]),
         *(_port(name, port_help.format(name.removesuffix("_port"))) for name in _WORKER_OF_PORT),
     ]
     help_text = "Start coordinator, draft worker and target worker on this machine."
     add = app.command("up", cls=PlainHelp, help=help_text, epilog=_VARIABLES, rich_help_panel="Services")
     add(with_parameters(_command, parameters))
+
+
+def _revision(name: str, worker: str) -> inspect.Parameter:
+    model = f"--{worker.removesuffix('_worker')}"
+    text = f"Branch, tag or commit of {model}, a hub id; empty: its default one."
+    option = typer.Option("--" + name.replace("_", "-"), help=text, show_default=False)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, option])
 
 
 def _port(name: str, text: str) -> inspect.Parameter:
@@ -74,7 +87,7 @@ def _port(name: str, text: str) -> inspect.Parameter:
 def _command(*, target: str, draft: str, **given: Any) -> None:
     with reporting_errors():
         refuse_unknown_variables()
-        refuse_variables(NOT_HONOURED, "up")
+        refuse_variables({**NOT_HONOURED, "revision": "give --revision and --draft-revision"}, "up")
         asyncio.run(_up(target, choose_draft(target, draft), given))
 
 
@@ -88,6 +101,7 @@ def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {name: given[name] for name in names if given.get(name) is not None}
 
     ports = {worker: {"port": given.get(name, 0)} for name, worker in _WORKER_OF_PORT.items()}
+    revisions = {worker: {"revision": given.get(name) or ""} for worker, name in _REVISION_OF.items()}
     own = CoordinatorSettings(**pick(("host",)))
     shared = {"host": own.host} | (
         {"drain_grace_s": own.drain_grace_s} if "drain_grace_s" in own.model_fields_set else {}
@@ -95,8 +109,8 @@ def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
     settings = {
         "shared": shared | pick(_SHARED_FLAGS),
         "coordinator": {"port": CoordinatorSettings(**pick(("port",))).port, **pick(_COORDINATOR_FLAGS)},
-        "target_worker": ports["target_worker"] | pick(_WORKER_FLAGS),
-        "draft_worker": ports["draft_worker"] | pick((*_WORKER_FLAGS, "drafters")),
+        "target_worker": ports["target_worker"] | revisions["target_worker"] | pick(_WORKER_FLAGS),
+        "draft_worker": ports["draft_worker"] | revisions["draft_worker"] | pick((*_WORKER_FLAGS, "drafters")),
     }
     read_settings(CoordinatorSettings, settings["shared"] | settings["coordinator"])
     read_settings(TargetWorkerSettings, settings["shared"] | settings["target_worker"])
@@ -129,7 +143,7 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
     flags = {"coordinator": "--port", "target_worker": "--target-port", "draft_worker": "--draft-port"}
     for name, flag in flags.items():
         require_free(host, settings[name]["port"], flag)
-    await asyncio.to_thread(prepare, target, draft)
+    await asyncio.to_thread(_prepare, {"target_worker": target, "draft_worker": draft}, settings)
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     stop_grace_s = settings["shared"].get("drain_grace_s", 30.0) + 5.0
     async with local_stack(target, draft, **settings, on_line=_print_line, stop_grace_s=stop_grace_s) as stack:
@@ -146,6 +160,11 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def _prepare(models: dict[str, str | None], settings: dict[str, dict[str, Any]]) -> None:
+    for worker, model in models.items():
+        prepare(model, revision=settings[worker]["revision"])
 
 
 async def _keep_draft_worker(stack: Stack) -> None:

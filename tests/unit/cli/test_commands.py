@@ -17,6 +17,7 @@ from outrider.cli.doctor import _check_port, _model_fix, check_settings
 from outrider.cli.main import app
 from outrider.cli.options import choose_draft
 from outrider.cli.prompts import MIXED, WORKLOADS, read_prompts, spread
+from outrider.cli.stack import small_worker
 from outrider.cli.up import stack_settings
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.settings import CoordinatorSettings
@@ -202,6 +203,26 @@ def test_up_honours_the_grace_of_the_environment(monkeypatch: pytest.MonkeyPatch
     assert "drain_grace_s" not in stack_settings({})["shared"]
     monkeypatch.setenv("OUTRIDER_DRAIN_GRACE_S", "7")
     assert stack_settings({})["shared"]["drain_grace_s"] == 7
+
+
+def test_up_hands_worker_settings_on_and_a_revision_to_one_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"kv_cache_dtype": "bfloat16", "memory_fraction": 0.2, "trust_remote_code": True, "max_context_length": 64}
+    settings = stack_settings({**given, "revision": "v1", "draft_revision": ""})
+    for worker, revision in (("target_worker", "v1"), ("draft_worker", "")):
+        assert {name: settings[worker][name] for name in given} == given
+        assert settings[worker]["revision"] == revision
+    assert stack_settings({"draft_revision": "v2"})["draft_worker"]["revision"] == "v2"
+    exit_code, _, errors = invoke("up", *PAIR, "--kv-cache-dtype=int3")
+    assert (exit_code, "kv-cache-dtype" in errors) == (2, True)
+    monkeypatch.setenv("OUTRIDER_REVISION", "v1")
+    exit_code, _, errors = invoke("up", *PAIR)
+    assert (exit_code, "give --revision and --draft-revision" in errors) == (2, True)
+
+
+def test_a_share_of_memory_is_not_outdone_by_a_small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "kv_cache_bytes" in small_worker("some/model")
+    monkeypatch.setenv("OUTRIDER_MEMORY_FRACTION", "0.1")
+    assert small_worker("some/model") == {}
 
 
 def test_a_toy_target_gets_a_toy_draft() -> None:
