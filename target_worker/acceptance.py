@@ -198,7 +198,7 @@ def draft_q(proposal: Proposal, index: int) -> DraftQ:
 
 
 def _token_acceptances(p: Sequence[np.ndarray], q: Sequence[DraftQ], drafts: Sequence[int]) -> Acceptances:
-    chances = [min(1.0, _ratio(*position)) for position in zip(p, q, drafts, strict=True)]
+    chances = [min(1.0, ratio(*position)) for position in zip(p, q, drafts, strict=True)]
     return Acceptances(chances, [1.0] * len(drafts))
 
 
@@ -211,22 +211,22 @@ def _block_acceptances(p: Sequence[np.ndarray], q: Sequence[DraftQ], drafts: Seq
     """
     joint = [1.0]
     for position in zip(p, q, drafts, strict=True):
-        joint.append(min(1.0, joint[-1] * _ratio(*position)))
+        joint.append(min(1.0, joint[-1] * ratio(*position)))
     chances = []
     for index in range(1, len(drafts)):
-        surplus = _residual_mass(p[index], q[index], joint[index])
+        surplus = residual_mass(p[index], q[index], joint[index])
         shortfall = 1.0 - joint[index]
         # 0/0: the path is wholly accepted (P = 1) and p equals q next, so nothing is ever corrected there.
         chances.append(surplus / (surplus + shortfall) if surplus + shortfall > 0.0 else 1.0)
     return Acceptances(chances + joint[1:][-1:], joint[:-1])
 
 
-def _ratio(p: np.ndarray, q: DraftQ, token_id: int) -> float:
+def ratio(p: np.ndarray, q: DraftQ, token_id: int) -> float:
     """p/q at the draft; q there is positive, or the draft could not have been drawn."""
     return float(p[token_id]) / float(q.probabilities[q.ids == token_id][0])
 
 
-def _residual_mass(p: np.ndarray, q: DraftQ, scale: float) -> float:
+def residual_mass(p: np.ndarray, q: DraftQ, scale: float) -> float:
     """sum(max(scale * p - q, 0)), touching only the K ids of q: all other ids add scale times their p."""
     p_on_q = p[q.ids]
     outside = max(0.0, 1.0 - float(p_on_q.sum()))

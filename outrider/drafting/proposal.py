@@ -134,8 +134,8 @@ def _check_siblings(proposal: Proposal, siblings: Sequence[int]) -> None:
                 raise ProposalFault(f"draft {index} repeats its one-hot sibling {token_id}")
             certain.add(token_id)
             continue
-        drawn = [proposal.token_ids[other] for other in sampled]
-        if np.isin(drawn, q.ids).any() and not any(_same_q(q, proposal.q_at(other)) for other in sampled):
+        repeats = any((q.ids == proposal.token_ids[other]).any() for other in sampled)
+        if repeats and not any(_same_q(q, proposal.q_at(other)) for other in sampled):
             raise ProposalFault(f"q of draft {index} is not that of a sibling, and holds the token of one before it")
         sampled.append(index)
 
