@@ -10,8 +10,10 @@ import os
 from collections.abc import Set
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from outrider.errors import InvalidArgument
 
 PREFIX = "OUTRIDER_"
 AddressList = Annotated[tuple[str, ...], NoDecode]
@@ -145,9 +147,59 @@ class TargetWorkerSettings(WorkerSettings):
     )
 
 
+class DistillSettings(_Settings):
+    """Making a draft from a target."""
+
+    model: str = Field("smollm2-135m", description="Target: bundle name, hub id or local folder.")
+    revision: str = Field("", description="Hub revision; empty: the default one.")
+    kind: Literal["eagle3", "model"] = Field(
+        "eagle3", description="eagle3: a head on the target's hidden states. model: a small model of its own."
+    )
+    out: str = Field("", description="Folder for the draft, the report and what a killed run goes on from.")
+    data: str = Field("", description="Folder of generated text, to share between runs; empty: `data` in out.")
+    prompts: str = Field(
+        "20000", description="Number of built-in prompts at most, or a JSONL file of {prompt} or {messages}."
+    )
+    minutes: float = Field(60.0, gt=0, description="Time for everything; prompts left over are not used.")
+    num_steps: int = Field(0, ge=0, description="Training steps; 0: as many as the minutes leave time for.")
+    seed: int = Field(0, ge=0, description="Key of all random choices.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Number type of the target and of products; auto: bfloat16 where the processor has it."
+    )
+    num_threads: int = Field(0, ge=0, description="CPU threads; 0: all cores.")
+    generation_share: float = Field(0.45, gt=0, lt=1, description="Share of the minutes for generating text.")
+    batch_size: int = Field(64, ge=1, description="Sequences generated together.")
+    max_new_tokens: int = Field(144, ge=2, description="Longest answer in tokens.")
+    max_prompt_tokens: int = Field(320, ge=1, description="Longer prompts are left out, and counted.")
+    greedy_share: float = Field(0.5, ge=0, le=1, description="Share of the training text said at temperature 0.")
+    min_temperature: float = Field(0.7, gt=0, description="Lowest temperature of the rest.")
+    max_temperature: float = Field(1.0, gt=0, description="Highest temperature of the rest.")
+    held_out_prompts: int = Field(64, ge=1, description="Prompts of each set on which acceptance is measured.")
+    draft_vocab_size: int = Field(10240, ge=1, description="Ids that the draft can guess.")
+    draft_layers: str = Field("", description="kind=model: layers of the target to start from; empty: first and last.")
+    num_unrolled_steps: int = Field(4, ge=1, le=8, description="kind=eagle3: guesses ahead that training unrolls.")
+    train_batch_tokens: int = Field(2048, ge=1, description="Tokens of one training step, padding included.")
+    learning_rate: float = Field(0.0, ge=0, description="Of the matrices; 0: by kind.")
+    acceptance_share: float = Field(
+        0.2, ge=0, le=1, description="Last share of the training that uses the acceptance-aware loss."
+    )
+    checkpoint_interval_s: float = Field(60.0, ge=0, description="Between checkpoints of the training.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DistillSettings:
+        if not self.out:
+            raise InvalidArgument("out: give a folder for the draft", field="out")
+        if self.min_temperature > self.max_temperature:
+            raise InvalidArgument(
+                f"min_temperature {self.min_temperature:g} is above max_temperature {self.max_temperature:g}",
+                field="min_temperature",
+            )
+        return self
+
+
 def known_variables() -> set[str]:
     """Every `OUTRIDER_` variable that some process reads."""
-    classes = (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings)
+    classes = (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings, DistillSettings)
     return {PREFIX + name.upper() for cls in classes for name in cls.model_fields}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from outrider.cli import bench, chat, demo, doctor, draft_vocab, generate, models, services, up, verify
+from outrider.cli import bench, chat, demo, distill, doctor, draft_vocab, generate, models, services, up, verify
 
 app = typer.Typer(
     help="Lossless speculative decoding as a service.",
@@ -30,7 +30,7 @@ def _root(
     pass
 
 
-for command in (up, services, generate, chat, models, draft_vocab, doctor, verify, bench, demo):
+for command in (up, services, generate, chat, models, draft_vocab, distill, doctor, verify, bench, demo):
     command.register(app)
 
 

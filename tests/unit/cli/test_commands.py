@@ -24,7 +24,7 @@ from outrider.settings import CoordinatorSettings
 
 COMMANDS = [
     ["up"], ["coordinator"], ["draft-worker"], ["target-worker"], ["generate"], ["chat"], ["doctor"], ["verify"],
-    ["bench"], ["demo"], ["draft-vocab"], ["models"], ["models", "list"], ["models", "get"], ["models", "info"],
+    ["bench"], ["demo"], ["draft-vocab"], ["distill"], ["models"], ["models", "list"], ["models", "get"], ["models", "info"],
 ]  # fmt: skip
 PAIR = ["--target=toy:vocab=16,seed=1", "--draft=toy:vocab=16,seed=1,agreement=0.5"]
 
@@ -60,7 +60,17 @@ def test_unknown_flags_are_usage_errors(command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["generate", "x"], ["chat"], ["models", "list"], ["up"], ["verify"], ["bench"], ["demo"], ["coordinator"]],
+    [
+        ["generate", "x"],
+        ["chat"],
+        ["models", "list"],
+        ["up"],
+        ["verify"],
+        ["bench"],
+        ["demo"],
+        ["coordinator"],
+        ["distill"],
+    ],
     ids=" ".join,
 )
 def test_unknown_variables_are_usage_errors(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
