@@ -22,7 +22,8 @@ import numpy as np
 
 from outrider.errors import Aborted, Internal, Unavailable
 from outrider.lm.admission import Admission, post, settle
-from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedBatch, Program, Segment, T
+from outrider.lm.forwards import fault_of, split_logits
+from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedBatch, Program, Segment, SegmentResult, T
 from outrider.lm.job import Job
 from outrider.lm.kv_cache import Sequence
 from outrider.lm.placement import Placement
@@ -30,7 +31,6 @@ from outrider.lm.prefill_share import PrefillShare
 from outrider.lm.scheduler import StepQueue
 from outrider.lm.sequence_cache import SequenceCache
 from outrider.lm.timing import TimingModel
-from outrider.lm.tree import are_ordered, is_chain
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class EngineStats:
     num_model_calls: int
     num_rows: int
     num_padding_rows: int
-    """Rows the model computed beyond those asked for; always 0."""
+    """Rows the model computed beyond those asked for: 0, but for those that fill up the static steps of a GPU."""
     num_free_blocks: int
     """Blocks that no open sequence holds, those kept for their content included."""
     num_blocks: int
@@ -90,6 +90,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.timing = TimingModel()
+        self._decides = hasattr(model, "forward_deciding")
         self.block_size = block_size
         self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace, model.move_slots)
         self._admission = Admission(self._cache, model.context_length, max_waiting_sessions, overcommit)
@@ -244,67 +245,75 @@ class Engine:
         batch = PackedBatch(tuple(job.segment(num_rows) for job, num_rows in picked))
         started_ns = time.perf_counter_ns()
         try:
-            logits = self._forward(batch)
+            results = self._forward(batch)
         except Exception as error:
             log.exception("a model pass over %d rows failed", batch.num_rows)
             for job, _ in picked:
                 self._drop(job, Internal(f"the model pass failed: {type(error).__name__}: {error}"))
             return
         compute_ns = time.perf_counter_ns() - started_ns
-        row = 0
-        for (job, num_rows), segment in zip(picked, batch.segments, strict=True):
+        for (job, num_rows), segment, result in zip(picked, batch.segments, results, strict=True):
             job.started_ns = job.started_ns or started_ns
             job.compute_ns += compute_ns
-            self._hand_back(job, num_rows, segment, logits[row : row + segment.num_logits], batch.num_rows)
-            row += segment.num_logits
+            self._hand_back(job, num_rows, segment, result, batch.num_rows)
+        if any(s.num_chained for s in batch.segments):
+            return  # its time is that of several passes
         ms = (time.perf_counter_ns() - started_ns) / 1e6
         self.timing.observe(batch, ms)
         if self._share is not None:
             self._share.observe(batch.num_rows - num_prefill_rows, num_prefill_rows, ms)
 
-    def _forward(self, batch: PackedBatch) -> np.ndarray:
+    def _forward(self, batch: PackedBatch) -> list[SegmentResult]:
         model: Any = self.model
         num_computed_before = getattr(model, "num_rows_computed", 0)
-        logits = model.forward(batch)
-        num_computed = getattr(model, "num_rows_computed", batch.num_rows) - num_computed_before
-        expected = (batch.num_logit_rows, model.vocab_size)
-        if logits.shape != expected:
-            raise Internal(f"the model gave logits of shape {logits.shape}, expected {expected}")
+        if any(s.decision is not None for s in batch.segments):
+            results = model.forward_deciding(batch)
+        else:
+            results = split_logits(model.forward(batch), batch, model.vocab_size)
+        num_rows = batch.num_rows + sum(len(r.decided) - 1 for r in results if r.decided is not None)
+        num_computed = getattr(model, "num_rows_computed", num_rows) - num_computed_before
         with self._wake:
             self._num_steps += 1
             self._num_model_calls += 1
-            self._num_rows += batch.num_rows
-            self._num_padding_rows += num_computed - batch.num_rows
-        return logits
+            self._num_rows += num_rows
+            self._num_padding_rows += num_computed - num_rows
+        return results
 
-    def _hand_back(self, job: Job[Any], num_rows: int, segment: Segment, logits: np.ndarray, batch_rows: int) -> None:
+    def _hand_back(
+        self, job: Job[Any], num_rows: int, segment: Segment, segment_result: SegmentResult, batch_rows: int
+    ) -> None:
         """The chunk is in the cache; after a forward's last chunk its program goes on, maybe to its next forward."""
         assert job.forward is not None
         sequence = job.sequence
         job.num_rows_done += num_rows
-        if segment.num_logits:
+        logits, decided = segment_result.logits, segment_result.decided
+        if segment.num_logits and logits is not None:
             job.logits.append(logits)
         with self._wake:
             job.take_up(sequence.num_computed + num_rows)
+            if decided is not None:
+                job.take_up_chained([int(line[0]) for line in decided[:-1]])
             self._cache.publish(sequence)
             if sequence.closed:
                 # _drop_closed is already on its way here; do not let the program see a forward it may not build on.
                 return
             if job.num_rows_done < job.num_rows:
-                if len(job.logits) and job.logits[-1] is logits:
+                if logits is not None and len(job.logits) and job.logits[-1] is logits:
                     job.logits[-1] = logits.copy()  # the model may reuse its buffer in the next chunk
                 return
             sequence.pending = None
             sequence.last_used_s = time.monotonic()
         self._placement.leave(job)
         parts = job.logits
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else logits
+        none = np.empty((0, self.model.vocab_size), np.float32)
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else none
         result = ForwardResult(
             logits=whole,
             queue_us=(job.started_ns - job.ready_ns) // 1000,
             compute_us=job.compute_ns // 1000,
             num_batch_rows=batch_rows,
             num_cached_tokens=job.num_cached_tokens or 0,
+            decided=decided,
         )
         job.forward = None
         self._advance(job, functools.partial(job.program.send, result))
@@ -325,7 +334,7 @@ class Engine:
             self._accept(job, forward)
 
     def _accept(self, job: Job[Any], forward: Forward) -> None:
-        error: Exception | None = _fault(forward, self.model.vocab_size)
+        error: Exception | None = fault_of(forward, self.model.vocab_size)
         if error is None:
             sequence: Any = forward.sequence
             with self._wake:
@@ -338,7 +347,7 @@ class Engine:
         if error is not None:
             self._drop(job, error)
             return
-        job.wants(forward)
+        job.wants(forward, decides=self._decides)
         self._placement.add(job)
 
     def _drop(self, job: Job[Any], error: Exception | None) -> None:
@@ -374,28 +383,3 @@ class Engine:
                 raise Unavailable("the engine is not running", retry_delay_s=1.0)
             self._arrivals.append(arrival)
             self._wake.notify()
-
-
-def _fault(forward: Forward, vocab_size: int) -> Internal | None:
-    """What is impossible about a program's forward; checked alone, since in the pass it would fail its neighbours."""
-    if not isinstance(forward, Forward) or not isinstance(forward.sequence, Sequence):
-        return Internal(f"a program yielded {forward!r}, not a Forward of an open sequence")
-    num_rows, length, max_length = len(forward.token_ids), forward.sequence.length, forward.sequence.max_length
-    if num_rows < 1 or not 0 <= forward.num_logits <= num_rows:
-        return Internal(f"a forward of {num_rows} tokens cannot give {forward.num_logits} rows of logits")
-    if length + num_rows > max_length:
-        return Internal(f"{num_rows} tokens after {length} exceed the {max_length} that the sequence was opened for")
-    if min(forward.token_ids) < 0 or max(forward.token_ids) >= vocab_size:
-        return Internal(f"a forward holds a token id outside the vocabulary of {vocab_size}")
-    return _tree_fault(forward.sequence.parents, forward) if forward.parents or forward.sequence.parents else None
-
-
-def _tree_fault(tree: tuple[int, ...], forward: Forward) -> Internal | None:
-    num_rows, num_nodes = len(forward.token_ids), len(forward.parents)
-    if not num_nodes:
-        return None if is_chain(tree) else Internal("a sequence that ends with a tree had a forward without parents")
-    if num_nodes > num_rows or (tree and num_nodes < num_rows):
-        return Internal(f"{num_nodes} parents for {num_rows} tokens behind a tree of {len(tree)} nodes")
-    if not are_ordered((*tree, *forward.parents), len(tree)):
-        return Internal(f"a node of a tree has a parent that does not come before it: {list(forward.parents)}")
-    return None

@@ -18,6 +18,23 @@ from outrider.results import Numerics
 T = TypeVar("T")
 
 
+class DecisionKind(Protocol):
+    """Decisions that are made together, in one go over all their rows."""
+
+    def decide(self, decisions: Sequence[Any], rows: Any, step: int) -> Any:
+        """rows: torch float32[n, V], the wanted rows of each decision in order -> torch float64[len(decisions), w] on
+        the same device, without waiting for it: a line of numbers per decision, which its maker reads. A line that
+        begins with NaN is not decided. step: how many chained rows came before; see `Forward`."""
+
+
+class Decision(Protocol):
+    """What a program would do with its logits, told so that a model may do it where the logits are."""
+
+    @property
+    def kind(self) -> DecisionKind:
+        """Compared by identity."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's rows in a packed pass: `token_ids` go to places num_cached_tokens, +1, ... of its block table.
@@ -32,6 +49,9 @@ class Segment:
     """Logits are wanted for the last this many rows; 0 for a prefill chunk that is not the last."""
     parents: Sequence[int] = ()
     """The last len(parents) tokens of the context, rows or cached ones, are a tree (tree.py); never a mere chain."""
+    decision: Decision | None = None
+    num_chained: int = 0
+    """Both as in `Forward`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +94,29 @@ class LanguageModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentResult:
+    """What a model gives for one segment: logits float32[num_logits, V], or, where it made the segment's decision,
+    decided float64[1 + chained rows, w]."""
+
+    logits: np.ndarray | None
+    decided: np.ndarray | None = None
+
+
+class DecidingModel(LanguageModel, Protocol):
+    """A model that can make decisions where its logits are."""
+
+    def forward_deciding(self, batch: PackedBatch) -> list[SegmentResult]:
+        """`forward`, one result per segment: decided where it has a decision, and all its chained rows computed; or
+        neither."""
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardResult:
     """logits: float32[num_logits, vocab_size], valid until the next yield. Times in microseconds.
 
     num_cached_tokens: of the forward's tokens, those that had been computed before, for another sequence.
+    decided: float64[1 + chained rows, w] where the model made the forward's decision, and logits are none; else None.
+    The ids that chained rows computed then follow the forward's own in its sequence.
     """
 
     logits: np.ndarray
@@ -85,6 +124,7 @@ class ForwardResult:
     compute_us: int
     num_batch_rows: int
     num_cached_tokens: int = 0
+    decided: np.ndarray | None = None
 
 
 class SequenceHandle(Protocol):
@@ -117,12 +157,18 @@ class Forward:
     own, or -1 for the token before the tree. A token sees the prefix and its ancestors only, and its position is that
     of the token before the tree + its depth. Where the sequence ends with a tree already, these nodes join it: all
     tokens have parents then, and indices count from the tree's first node. Nodes take room of `max_length`, each one.
+
+    decision: made from the logits by a model that can; all others give the logits. num_chained: so many more rows such
+    a model computes at once, each the token that opens the line decided for the row before it, and decides for each as
+    well. They take room of `max_length`; a forward with parents has none.
     """
 
     sequence: SequenceHandle
     token_ids: Sequence[int]
     num_logits: int = 1
     parents: Sequence[int] = ()
+    decision: Decision | None = None
+    num_chained: int = 0
 
 
 Program = Generator[Forward, ForwardResult, T]

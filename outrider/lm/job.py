@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Generic
 
 import numpy as np
@@ -21,9 +22,9 @@ class Job(Generic[T]):
     """
 
     __slots__ = (
-        "chain", "compute_ns", "finished", "forward", "future", "led_hashes", "logits", "loop", "num_before",
-        "num_cached_tokens", "num_logits", "num_rows", "num_rows_done", "parents", "program", "ready_ns", "sequence",
-        "started_ns", "total", "tree", "tree_start",
+        "chain", "compute_ns", "decision", "finished", "forward", "future", "led_hashes", "logits", "loop",
+        "num_before", "num_cached_tokens", "num_chained", "num_logits", "num_rows", "num_rows_done", "parents",
+        "program", "ready_ns", "sequence", "started_ns", "total", "tree", "tree_start",
     )  # fmt: skip
 
     def __init__(self, program: Program[T], loop: asyncio.AbstractEventLoop) -> None:
@@ -34,8 +35,8 @@ class Job(Generic[T]):
         self.forward: Forward | None = None
         self.num_rows = self.num_rows_done = self.num_logits = 0
 
-    def wants(self, forward: Forward) -> None:
-        """The program asked for a forward."""
+    def wants(self, forward: Forward, *, decides: bool = False) -> None:
+        """The program asked for a forward. decides: whether the model can make its decision."""
         self.forward = forward
         sequence = forward.sequence
         assert isinstance(sequence, Sequence)
@@ -43,6 +44,8 @@ class Job(Generic[T]):
         self.num_before = sequence.length
         self.total = self.num_before + len(forward.token_ids)
         self.num_logits = forward.num_logits
+        self.decision = forward.decision if decides and forward.num_logits else None
+        self.num_chained = forward.num_chained if self.decision is not None else 0
         if not forward.parents:
             sequence.parents = ()  # a chain at most, which goes on as a plain text
         self.parents = (*sequence.parents, *forward.parents)
@@ -58,6 +61,11 @@ class Job(Generic[T]):
         """All that the sequence has not computed is to be computed now, maybe for the second time."""
         self.num_rows, self.num_rows_done = self.total - self.sequence.num_computed, 0
         self.logits = []
+
+    @property
+    def reach(self) -> int:
+        """Places that the forward writes to, up to this one: its tokens and its chained rows."""
+        return self.total + self.num_chained
 
     @property
     def max_cached(self) -> int:
@@ -79,10 +87,18 @@ class Job(Generic[T]):
             sequence.parents = self.parents[: max(0, num_computed - self.tree_start)]
         sequence.num_computed = num_computed
 
+    def take_up_chained(self, token_ids: list[int]) -> None:
+        """The model went on with these, which are in the cache too."""
+        self.sequence.token_ids.extend(token_ids)
+        self.sequence.num_computed += len(token_ids)
+
     def segment(self, num_rows: int) -> Segment:
         """The next `num_rows` rows. Logits are those of the forward's last rows, in whichever chunk these fall."""
         start = self.sequence.num_computed
         end = start + num_rows
         num_logits = max(0, end - max(start, self.total - self.num_logits))
         parents = self.tree[: max(0, end - self.tree_start)]
-        return Segment(start, self.tokens(start, end), self.sequence.blocks, num_logits, parents)
+        segment = Segment(start, self.tokens(start, end), self.sequence.blocks, num_logits, parents)
+        if self.decision is not None and num_logits == self.num_logits:
+            return replace(segment, decision=self.decision, num_chained=self.num_chained)
+        return segment

@@ -72,15 +72,15 @@ class Placement:
         if not self._use_cached(job):
             return False
         sequence, cache = job.sequence, self._cache
-        num_missing = cache.reserve(sequence, job.total)
+        num_missing = cache.reserve(sequence, job.reach)
         if num_missing:
             cache.reclaim_spare()
-            num_missing = cache.reserve(sequence, job.total)
+            num_missing = cache.reserve(sequence, job.reach)
         if num_missing:
             victims = self._victims(sequence, num_missing)
             for victim in victims:
                 self._evict(victim)
-            if not victims or cache.reserve(sequence, job.total):
+            if not victims or cache.reserve(sequence, job.reach):
                 return False
         job.begin()
         self._queue.add(job)
