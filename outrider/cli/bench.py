@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from outrider.cli.bench_numerics import EXACT, FAST, compare_numerics, print_numerics
 from outrider.cli.bench_profile import describe_parts, mean_parts, profile
 from outrider.cli.bench_runs import NEUTRAL, PLAIN, Bench, Cell, bench_services
 from outrider.cli.bench_sweeps import (
@@ -35,6 +36,8 @@ from outrider.settings import TargetWorkerSettings
 MIXED_WORKLOAD = "mixed"
 
 Report = Callable[[str, float | None], None]
+
+_PRINTERS = {"gamma": print_gamma_sweep, "concurrency": print_concurrency_sweep, "numerics": print_numerics}
 
 
 def register(app: typer.Typer) -> None:
@@ -61,9 +64,10 @@ def _command(
     drafter: Annotated[str, typer.Option(help="auto, or one the draft worker offers.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Number type of both models.")] = "auto",
     sweep: Annotated[
-        Literal["gamma", "concurrency"] | None,
+        Literal["gamma", "concurrency", "numerics"] | None,
         typer.Option(
-            help="gamma: every fixed γ beside adaptive. concurrency: 1 to 32 streams, and where the gain ends."
+            help="gamma: every fixed γ beside adaptive. concurrency: 1 to 32 streams, and where the gain ends. "
+            "numerics: what exact costs beside fast; it loads both models twice."
         ),
     ] = None,
     profile_file: Annotated[
@@ -124,6 +128,7 @@ class _Run:
         self._cells = cells
         self._sweep = sweep
         self._quiet = quiet
+        self._exact: Bench | None = None
         self._profiles: list[dict[str, Any]] = []
 
     async def run(self, common: GenerateOptions, speculation: GenerateOptions) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,8 +141,17 @@ class _Run:
             loaded = None
             if not self._sweep and len(self._cells) == 1:
                 loaded = await asyncio.to_thread(load_target, self._settings)
-            services = bench_services(self._settings, self._draft, common, speculation)
-            bench = await cleanup.enter_async_context(services)
+            # Whatever the environment says of numerics, the sweep over it has one of each.
+            modes = (FAST, EXACT) if self._sweep == "numerics" else (None,)
+            bench, *others = [
+                await cleanup.enter_async_context(
+                    bench_services(
+                        self._settings, self._draft, common, speculation, **({"numerics": mode} if mode else {})
+                    )
+                )
+                for mode in modes
+            ]
+            self._exact = others[0] if others else None
             engine = None
             if loaded is not None:
                 engine = await cleanup.enter_async_context(PlainLoop(loaded, self._settings))
@@ -161,6 +175,8 @@ class _Run:
         return {**sweep, **figures, **told, "memory": memory}, profiles
 
     async def _measure(self, bench: Bench, cell: Cell, engine: Any, report: Report) -> dict[str, Any]:
+        if self._exact is not None:
+            return await compare_numerics(bench, self._exact, cell, report)
         if self._sweep:
             return await (sweep_gamma if self._sweep == "gamma" else sweep_concurrency)(bench, cell, report)
         plain: list[Timed] = []
@@ -207,7 +223,7 @@ class _Run:
         what += ": SIMULATED costs" if result["simulated"] else ""
         if self._sweep:
             out.print(f"outrider bench: {what}", markup=False)
-            (print_gamma_sweep if self._sweep == "gamma" else print_concurrency_sweep)(cell, result)
+            _PRINTERS[self._sweep](cell, result)
         else:
             _print_table(cell, what, result)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -23,7 +23,7 @@ from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.errors import OutriderError
-from outrider.settings import PREFIX, unknown_variables
+from outrider.settings import PREFIX, TargetWorkerSettings, WorkerSettings, unknown_variables
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _command(target: Target = DEFAULT_MODEL, draft: Draft = AUTO_DRAFT, as_json: Json = False) -> None:
-    """Check versions, settings, ports, memory, GPU, threads, and that target and draft share a tokenizer.
+    """Check versions, settings, ports, memory, GPU, threads, that target and draft share a tokenizer, exact numerics.
 
     Exit code 1 if a check fails.
     """
@@ -169,12 +169,14 @@ def check_models(target: str, draft: str | None) -> Iterator[Check]:
     for role, model in (("target", target), ("draft", draft)):
         if model is None:
             continue
-        loaded = _attempt(lambda model=model: _description(model))  # type: ignore[misc]
+        loaded, numerics_fault = _load(model, role)
         if isinstance(loaded, str):
             yield Check("fail", role, f"{model}: {loaded}", _model_fix(role, model))
             continue
         detail = f"{model}: {loaded.vocab_size} ids, context {loaded.context_length}, {loaded.dtype}"
         yield Check("ok", role, detail + (", SIMULATED" if loaded.simulated else ""))
+        if role == "target":
+            yield _check_numerics(loaded, numerics_fault)
         descriptions.append(loaded)
     if len(descriptions) == 2:
         yield _check_tokenizers(*descriptions)
@@ -209,17 +211,31 @@ def _check_memory(weight_bytes: int) -> Check:
     return Check("ok", "memory", detail)
 
 
-def _description(model: str) -> Any:
+def _check_numerics(target: Any, fault: str) -> Check:
+    """What the probe of exact numerics found on this machine, and what that holds for."""
+    if target.simulated:
+        return Check("ok", "numerics", "a toy looks its logits up: there is nothing to prove")
+    if fault:
+        fix = "none if text may differ in near-ties: serve with numerics fast"
+        return Check("warn", "numerics", f"{fault} ({target.numerics_fingerprint})", fix)
+    detail = f"{target.numerics.summary()} ({target.numerics_fingerprint})"
+    return Check("ok", "numerics", f"{detail}; workers run {WorkerSettings().numerics} as it is set here")
+
+
+def _load(model: str, role: str) -> tuple[Any, str]:
+    """The description, or why it does not load; and why exact numerics, tried for a real target, do not hold."""
     from outrider.lm.loading import load_model
-    from outrider.settings import WorkerSettings
 
     err.print(f"[dim]loading {model}...[/]")
-    return load_model(WorkerSettings(model=model)).description
-
-
-def _attempt(load: Callable[[], Any]) -> Any:
-    """What it gives, or why it failed."""
     try:
-        return load()
+        if role != "target" or model.startswith("toy:"):
+            return load_model(WorkerSettings(model=model)).description, ""
+        settings = TargetWorkerSettings(model=model, numerics="exact", tensor_parallel=1)
+        try:
+            return load_model(settings).description, ""
+        except OutriderError as error:
+            if error.field != "numerics":
+                raise
+            return load_model(settings.model_copy(update={"numerics": "fast"})).description, error.message
     except (OutriderError, ModuleNotFoundError, OSError) as error:
-        return describe_failure(error)[0]
+        return describe_failure(error)[0], ""

@@ -71,7 +71,8 @@ def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None]
             raise FailedPrecondition(
                 f"numerics=exact does not hold on this machine: with {name}, {int(differs.sum())} of {length} rows "
                 f"differ, the first at position {row} by up to {gap:.1e}. Use numerics=fast, another dtype or number "
-                "of threads"
+                "of threads",
+                field="numerics",
             )
     return Numerics(
         mode="exact",

@@ -135,6 +135,20 @@ async def test_bench_sweeps_concurrency() -> None:
     assert set(figures["zero_gain_concurrency"]) == {"fixed", "adaptive"}
 
 
+async def test_bench_tells_what_exact_numerics_cost() -> None:
+    pair = [f"--target={TARGET},pass_ms=1", f"--draft={DRAFT}"]
+    flags = ["--num-prompts=2", "--max-tokens=16", "--num-speculative-tokens=3", "--sweep=numerics"]
+    code, output, errors = await outrider("bench", *pair, *flags)
+    assert code == 0, errors
+    figures = json.loads(output.splitlines()[-1])
+    assert (figures["sweep"], figures["gamma"], figures["num_prompts"]) == ("numerics", 3, 2)
+    assert figures["num_draft_tokens"] > 0
+    for mode in ("plain", "speculative"):
+        assert min(figures[f"{mode}_{numerics}_pass_ms"] for numerics in ("fast", "exact")) >= 1
+        assert min(figures[f"{mode}_{cost}_cost"] for cost in ("time", "pass")) > -1
+    assert "what numerics=exact costs" in output
+
+
 async def test_demo_runs_on_toys_and_says_so() -> None:
     code, output, errors = await outrider("demo", *PAIR, "--max-tokens=16")
     assert code == 0, errors + output

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from outrider.cli.bench_numerics import _cost
 from outrider.cli.bench_profile import PARTS, mean_parts, parts_ms, profile
 from outrider.cli.measure import (
     Acceptance,
@@ -96,3 +97,9 @@ def test_profile_is_by_gamma_and_leaves_the_prompt_out() -> None:
 )
 def test_where_the_gain_ends(gains: list[tuple[int, float]], load: float | None) -> None:
     assert zero_gain_concurrency(gains) == (None if load is None else pytest.approx(load))
+
+
+def test_a_cost_is_the_median_over_prompts() -> None:
+    assert _cost([(1.0, 1.5), (2.0, 2.0), (4.0, 5.0)]) == 0.25
+    assert _cost([(0.0, 1.0), (1.0, 1.5)]) == 0.5
+    assert _cost([(0.0, 1.0)]) is None

@@ -164,8 +164,8 @@ def test_the_caches_number_type(cls, folder):
 
     plain, rounded = load(), load(kv_cache_dtype="bfloat16")
     assert rounded.model.bytes_per_block(16) * 2 == plain.model.bytes_per_block(16)
-    assert "float32 cache" in plain.description.numerics_fingerprint
-    assert "bfloat16 cache" in rounded.description.numerics_fingerprint
+    assert "; cache float32;" in plain.description.numerics_fingerprint
+    assert "; cache bfloat16;" in rounded.description.numerics_fingerprint
     assert build._cache_namespace(plain) != build._cache_namespace(rounded)
     assert plain.description.model_fingerprint == rounded.description.model_fingerprint
     assert load(kv_cache_dtype="float32").description == plain.description
@@ -176,8 +176,10 @@ def test_the_caches_number_type(cls, folder):
 def test_exact_numerics_go_with_another_type_of_the_cache(folder):
     given = settings(folder, dtype="bfloat16", numerics="exact", kv_cache_dtype="float16")
     about = load_model(given).description
-    assert about.numerics_fingerprint.count("float16 cache") == 1
-    assert "exact numerics" in about.numerics_fingerprint
+    assert about.numerics_fingerprint.count("; cache float16;") == 1
+    assert "; numerics exact;" in about.numerics_fingerprint
+    assert about.numerics.environment["cache"] == "float16"
+    assert (about.numerics.mode, about.numerics.proven) == ("exact", True)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ import transformers  # noqa: E402
 from lm_programs import greedy, started  # noqa: E402
 from tiny_models import stock_logits, tiny  # noqa: E402
 
+from outrider.cli import doctor  # noqa: E402
 from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError  # noqa: E402
 from outrider.lm import bundle as bundles  # noqa: E402
+from outrider.lm import checkpoint  # noqa: E402
 from outrider.lm.build import build_engine  # noqa: E402
 from outrider.lm.loading import load_model  # noqa: E402
 from outrider.settings import WorkerSettings  # noqa: E402
@@ -46,6 +48,28 @@ def folder(tmp_path_factory):
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     tokenizer.save_pretrained(path)
     return path
+
+
+def numerics_check(folder):
+    checks = {check.name: check for check in doctor.check_models(str(folder), None)}
+    assert checks["target"].state == "ok", checks
+    return checks["numerics"]
+
+
+def test_doctor_tells_what_the_probe_of_exact_numerics_found(folder, monkeypatch):
+    found = numerics_check(folder)
+    assert found.state == "ok"
+    assert "exact, proven: 5 histories of 256 tokens, passes of 1-17, 32, 64, 128 rows" in found.detail
+    assert f"threads {torch.get_num_threads()}; torch {torch.__version__}" in found.detail
+
+    def disprove(*_):
+        raise FailedPrecondition("numerics=exact does not hold on this machine: 3 rows differ", field="numerics")
+
+    monkeypatch.setattr(checkpoint, "prove", disprove)
+    found = numerics_check(folder)
+    assert found.state == "warn"
+    assert "3 rows differ" in found.detail
+    assert "numerics fast" in found.fix
 
 
 async def test_a_folder_loads_runs_and_describes_itself(folder):
