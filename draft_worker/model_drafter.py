@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from draft_worker.device_decision import DraftDecision
 from draft_worker.ids import DraftIds, OwnIds
 from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.errors import Internal
@@ -61,24 +62,34 @@ class ModelDrafter:
         queue_us = 0
         prefix_hash = log.prefix_hash
         try:
-            while True:
-                result = yield Forward(sequence, rows, num_logits=1)
-                try:
-                    logits = self._ids.widen(result.logits[-1])
-                    token_id, token_q = self._draw(logits, prefix_hash, position=len(log.ids) + len(drafts))
-                except Internal:
-                    if not drafts:
-                        raise
-                    break
-                drafts.append(token_id)
-                q.append(token_q)
-                log.history.push(token_id)
-                prefix_hash = extend_hash(prefix_hash, token_id)
+            ended = False
+            while not ended:
+                position = len(log.ids) + len(drafts)
+                decision = self._decision(position)
+                num_chained = num_draft_tokens - len(drafts) - 1 if decision is not None and decision.can_chain else 0
+                result = yield Forward(sequence, rows, num_logits=1, decision=decision, num_chained=num_chained)
                 queue_us += result.queue_us
-                ends_text = token_q is None and token_id in log.stopping.stop_token_ids
-                if len(drafts) == num_draft_tokens or ends_text:
-                    break
-                rows = [self._ids.to_draft(token_id)]
+                for line in [None] if result.decided is None else result.decided:
+                    try:
+                        if line is None or decision is None:
+                            logits = self._ids.widen(result.logits[-1])
+                            token_id, token_q = self._draw(logits, prefix_hash, position=position)
+                        else:
+                            token_id, token_q = self._read(decision, line, prefix_hash)
+                    except Internal:
+                        if not drafts:
+                            raise
+                        ended = True
+                        break
+                    drafts.append(token_id)
+                    q.append(token_q)
+                    log.history.push(token_id)
+                    prefix_hash = extend_hash(prefix_hash, token_id)
+                    ends_text = token_q is None and token_id in log.stopping.stop_token_ids
+                    ended = len(drafts) == num_draft_tokens or ends_text
+                    if ended:
+                        break
+                rows = [self._ids.to_draft(drafts[-1])] if drafts else []
         finally:
             log.history.pop(len(drafts))
         return Proposal(
@@ -100,6 +111,21 @@ class ModelDrafter:
         if rows:
             yield Forward(sequence, rows, num_logits=0)
             self._num_in_step = min(len(sequence.token_ids), self._ids.num_final())
+
+    def _decision(self, position: int) -> DraftDecision | None:
+        """None: the draft's ids are not the target's, and only the host translates."""
+        if not isinstance(self._ids, OwnIds):
+            return None
+        log = self._log
+        return DraftDecision(log.sampling, log.stopping, log.history, log.noise, position, self._max_q_entries)
+
+    def _read(self, decision: DraftDecision, line: np.ndarray, prefix_hash: int) -> tuple[int, SparseQ | None]:
+        """As `_draw`, of what the model decided."""
+        token_id, q = decision.read(line)
+        if token_id is not None:
+            return token_id, None
+        assert q is not None
+        return draw_draft(q, self._log.noise.integer16(prefix_hash, Role.DRAFT)), q
 
     def _draw(self, logits: np.ndarray, prefix_hash: int, position: int) -> tuple[int, SparseQ | None]:
         """One draft and its q; None where the rule is a match of ids, which needs none."""

@@ -18,7 +18,7 @@ from target_worker.acceptance import Outcome, _ends_text, _outcome
 class Rounds:
     """The kind of all `RoundDecision`s."""
 
-    def decide(self, decisions: Sequence[RoundDecision], rows: Any) -> Any:
+    def decide(self, decisions: Sequence[RoundDecision], rows: Any, step: int = 0) -> Any:
         """See `device_acceptance.decide`."""
         from target_worker.device_acceptance import decide
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from outrider.lm.attention import AttentionPlan
 from outrider.lm.batch import flatten
 from outrider.lm.gpu.cache import PagedCache
 from outrider.lm.gpu.choose import attention_factory
+from outrider.lm.gpu.deciding import decide_batch
 from outrider.lm.gpu.paged_attention import PagedAttention
 from outrider.lm.gpu.static_step import Capture, CudaCapture, StaticStep
 from outrider.lm.gpu.step_rows import StepRows, StepShape, fill, static_shape, wanted_rows
-from outrider.lm.interface import PackedBatch
+from outrider.lm.interface import PackedBatch, SegmentResult
 from outrider.lm.rotary import RotaryTable
 
 log = logging.getLogger(__name__)
@@ -96,19 +98,31 @@ class GpuModel(TransformersModel):
         with self._on_device():
             return self._device_logits(batch).cpu().numpy()
 
-    def _device_logits(self, batch: PackedBatch) -> torch.Tensor:
-        """float32[num_logit_rows, vocab_size] on the device; nobody has waited for it."""
+    @torch.inference_mode()
+    def forward_deciding(self, batch: PackedBatch) -> list[SegmentResult]:
+        """As `DecidingModel`."""
+        with self._on_device():
+            return decide_batch(batch, self._device_logits(batch), self._device_logits)
+
+    def _device_logits(self, batch: PackedBatch, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """float32[num_logit_rows, vocab_size] on the device; nobody has waited for it.
+
+        token_ids: int64[num_rows] on the device, instead of the batch's own.
+        """
         shape = static_shape(batch, self._block_size)
         if shape is None:
-            return self._eager_logits(batch)
+            return self._eager_logits(batch, token_ids)
         self.num_static_passes += 1
         self.num_rows_computed += shape.num_rows
-        logits = self._step(shape)(fill(batch, shape, self._pages.scratch_block, self._block_size))
+        rows = fill(batch, shape, self._pages.scratch_block, self._block_size)
+        logits = self._step(shape)(rows, token_ids)
         return logits.index_select(0, torch.from_numpy(wanted_rows(batch)).to(self.device, non_blocking=True))
 
-    def _eager_logits(self, batch: PackedBatch) -> torch.Tensor:
+    def _eager_logits(self, batch: PackedBatch, token_ids: torch.Tensor | None = None) -> torch.Tensor:
         self.num_eager_passes += 1
         flat = flatten(batch, self._block_size)
+        if token_ids is not None:  # more rows than any step has: then one wait more costs little
+            flat = replace(flat, token_ids=token_ids.cpu().numpy())
         plan = AttentionPlan(flat, self._cache, self.device)
         logits = self._call(flat.token_ids, flat.positions, flat.logit_rows, plan)
         return logits[0, :, : self.vocab_size].float()

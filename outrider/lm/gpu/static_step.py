@@ -58,10 +58,13 @@ class StaticStep:
     def is_captured(self) -> bool:
         return self._graph is not None
 
-    def __call__(self, rows: np.ndarray) -> torch.Tensor:
-        """rows: as the matrix, on the host. -> [N, V] on the device, valid until the next step of any shape."""
+    def __call__(self, rows: np.ndarray, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """rows: as the matrix, on the host. token_ids: int64[n] of the first n rows where only the device knows them.
+        -> [N, V] on the device, valid until the next step of any shape."""
         self._attention.begin(rows)
         self._matrix.copy_(torch.from_numpy(rows), non_blocking=True)
+        if token_ids is not None:
+            self._matrix[: len(token_ids), 0] = token_ids
         if self._capture is not None and self._graph is None:
             self._record(self._capture)
         if self._graph is None:
