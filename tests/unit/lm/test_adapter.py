@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 from outrider.errors import InvalidArgument  # noqa: E402
 from outrider.lm.adapter import ATTENTION_NAME, TransformersModel, attention_forward  # noqa: E402
 from outrider.lm.interface import PackedBatch, Segment  # noqa: E402
+from outrider.lm.rotary import RotaryTable  # noqa: E402
 
 SPY = "outrider_test_spy"
 
@@ -85,6 +86,17 @@ def test_a_pass_without_logits_and_the_cost_of_a_block():
     assert adapted.bytes_per_block(16) == 3 * 2 * 2 * 8 * 4 * 16
     adapted.allocate_cache(4, 4)
     assert adapted.forward(PackedBatch((Segment(0, [1, 2, 3], [1], 0),))).shape == (0, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(("kind", "num_tables"), [("Llama", 1), ("Gemma2", 1), ("Gemma3Text", 2)])
+def test_rotary_angles_are_looked_up_per_layer_type(kind, num_tables):
+    layers = {} if kind == "Llama" else {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    adapted = adapt(tiny(kind, head_dim=8, **layers))
+    adapted.allocate_cache(4, 4)
+    adapted.forward(PackedBatch((Segment(0, [1, 2, 3], [1], 3),)))
+    rotary = adapted._model.base_model.rotary_emb
+    assert isinstance(rotary, RotaryTable)
+    assert len(rotary._tables) == num_tables
 
 
 @pytest.mark.parametrize(
