@@ -166,7 +166,10 @@ def _shard(
 
 def _job(target: Target, prompt: Prompt, number: int, temperature: float) -> Job:
     messages = [dict(m) for m in prompt.messages]
-    return Job(number, target.chat_ids(messages), temperature, messages, prompt.follow_up)
+    ids = target.chat_ids(messages)
+    if not ids:
+        raise InvalidArgument(f"prompts: {messages[-1]['content']!r} has no tokens for this target", field="prompts")
+    return Job(number, ids, temperature, messages, prompt.follow_up)
 
 
 def _follow_up(messages: list[dict[str, str]], response: str, question: str) -> Prompt:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -119,9 +120,17 @@ class Target:
         return logits[0, :, : self.vocab_size].float(), states
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        """The ids that a request with these messages starts with: by the chat template, else the bare text."""
+        """The ids that a request with these messages starts with: by the chat template, else the bare text.
+
+        Raises InvalidArgument where the template refuses them.
+        """
         if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            try:
+                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            except (TemplateError, TypeError, KeyError) as error:
+                raise InvalidArgument(
+                    f"prompts: the chat template of {self.name} does not take {messages} ({error})", field="prompts"
+                ) from error
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return list(self.tokenizer("\n".join(m["content"] for m in messages))["input_ids"])
 

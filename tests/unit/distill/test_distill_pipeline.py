@@ -1,6 +1,10 @@
 """The whole command on a toy: it improves on its start, goes on when killed, and leaves checkpoints others read."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -172,6 +176,37 @@ def test_a_killed_run_goes_on_and_ends_the_same(toys, tmp_path):
     assert distill(settings(toys, broken, **few), kill_at("")) == report  # finished: nothing is done again
 
 
+def test_the_same_command_goes_on_after_sigkill(runs, toys, tmp_path):
+    """The real process, ended without warning while it trains."""
+    given = settings(toys, tmp_path / "out", data=str(toys[2] / "data"), num_steps=3000, checkpoint_interval_s=0.0)
+    command = [sys.executable, "-m", "outrider.cli", "distill", *to_flags(given)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out" / "checkpoint.pt").is_file():
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    process.stderr.close()
+    before = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["step"]
+    steps = []
+
+    def kill_soon(text, fraction):
+        if text.startswith("training: step"):
+            steps.append(int(text.split()[2].rstrip(",")))
+            if len(steps) == 3:
+                raise Killed
+
+    with pytest.raises(Killed):
+        distill(given, kill_soon)
+    assert steps == [before + 1, before + 2, before + 3]
+
+
+def to_flags(given):
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.model_dump().items() if value != ""]
+
+
 def test_a_folder_keeps_to_its_settings(runs, toys, tmp_path):
     data = str(toys[2] / "data")
     with pytest.raises(InvalidArgument, match=r"out: .*begun with seed 0, this is 1"):
@@ -201,7 +236,7 @@ def test_two_runs_in_one_folder_are_refused(toys, tmp_path):
 
 def test_the_command_prints_the_report_of_a_finished_run(runs, toys):
     given = settings(toys, toys[2] / "eagle3", data=str(toys[2] / "data"))
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.model_dump().items() if value != ""]
+    flags = to_flags(given)
     shown = CliRunner().invoke(app, ["distill", *flags])
     assert shown.exit_code == 0, shown.output
     assert "trained" in shown.output
