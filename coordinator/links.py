@@ -199,7 +199,7 @@ class DraftLink:
                     proposal = await self._answer(expected)
                     if proposal is None:
                         continue
-                    if proposal.num_draft_tokens > num_draft_tokens or proposal.is_tree:
+                    if proposal.num_draft_tokens > num_draft_tokens:
                         self._num_dropped += 1
                         return wire.SealedProposal()
                     return proposal

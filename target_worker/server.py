@@ -135,7 +135,6 @@ class _TargetStream:
                 "verify.expected_token_id: pipelined verification is not supported yet; leave the field unset",
                 field="verify.expected_token_id",
             )
-        convert.refuse_unimplemented(message.proposal.parents, "verify.proposal.parents", "a tree of drafts")
         proposal, fault = EMPTY, ""
         try:
             proposal = convert.proposal_from_pb(message.proposal)

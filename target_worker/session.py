@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from outrider.drafting.proposal import EMPTY, Proposal, ProposalFault, check
+from outrider.drafting.tree import PREFIX
 from outrider.errors import FailedPrecondition, Internal, InvalidArgument
 from outrider.lm.interface import Forward, Program, SequenceHandle
 from outrider.sampling.logprobs import raw_logprobs
@@ -20,7 +21,8 @@ from outrider.sampling.params import Finish
 from outrider.serving.checks import check_target_opening
 from outrider.serving.messages import Header, OutOfStep, TargetOpening, TokenLogprobs, Verdict
 from outrider.serving.session_log import SessionCounters, SessionLog
-from target_worker.acceptance import verify as decide
+from target_worker.acceptance import Outcome, verify
+from target_worker.tree_acceptance import TreeOutcome, verify_tree
 
 MAX_PROMPT_LOGIT_BYTES = 32 << 20
 MAX_PROMPT_LOGIT_ROWS = 256
@@ -164,7 +166,8 @@ class TargetSession:
             emit(verdict)
 
     def _round(self, proposal: Proposal, started_ns: int, fault: str = "") -> Program[Verdict]:
-        """One pass over (what is not cached yet, drafts), one decision, one committed length.
+        """One pass over (what is not cached yet, drafts), one decision, one committed length. Of a tree the cache keeps
+        the path that stands.
 
         started_ns: when this round's work began here. All of it but the pass and the wait for it counts as sampling.
         """
@@ -173,11 +176,17 @@ class TargetSession:
         base, num_drafts = len(log.ids), len(proposal)
         not_cached = log.ids[len(sequence.token_ids) :]
         sequence.committed_length = base
-        result = yield Forward(sequence, [*not_cached, *proposal.token_ids], num_logits=num_drafts + 1)
+        parents = () if proposal.is_chain else proposal.parents
+        result = yield Forward(sequence, [*not_cached, *proposal.token_ids], num_logits=num_drafts + 1, parents=parents)
 
+        decide: Callable[..., Outcome] = verify_tree if parents else verify
         outcome = decide(
             result.logits, proposal, log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, base
         )
+        path_rows = result.logits
+        if isinstance(outcome, TreeOutcome):
+            sequence.keep_path(outcome.path)
+            path_rows = result.logits[[0, *(node + 1 for node in outcome.path)]]
         num_committed, self.finish = self._where_it_ends(outcome.token_ids)
         committed_ids = outcome.token_ids[:num_committed]
         for token_id in committed_ids:
@@ -188,7 +197,7 @@ class TargetSession:
 
         logprobs = TokenLogprobs()
         if self._num_top is not None:
-            logprobs = _logprobs(result.logits, committed_ids, self._num_top)
+            logprobs = _logprobs(path_rows, committed_ids, self._num_top)
         worked_us = (time.perf_counter_ns() - started_ns) // 1000
         self._last = Verdict(
             header=header,
@@ -224,21 +233,19 @@ class TargetSession:
         return self._credit_tokens == 1 or self.finish is not Finish.NONE or self._stop_requested
 
     def _shorten(self, proposal: Proposal) -> Proposal:
-        """Cuts drafts past the stream's end: the last token that the stream can take needs no draft, nor does any after
-        a drafted stop token. That place is known from the drafts before it, so every rule stays exact."""
+        """Cuts drafts that the stream has no room for: the last token that it can take needs no draft, nor does any
+        after a drafted stop token. What is cut is known from the drafts before it, so every rule stays exact."""
         room = max(0, self.log.max_length - len(self.log.ids) - 1)
-        for index, token_id in enumerate(proposal.token_ids[:room]):
-            if token_id in self.log.stopping.stop_token_ids:
-                room = index + 1
+        goes_on = {PREFIX}
+        kept: list[int] = []
+        for node, parent in enumerate(proposal.shape):
+            if len(kept) == room:
                 break
-        if len(proposal) <= room:
-            return proposal
-        return dataclasses.replace(
-            proposal,
-            token_ids=proposal.token_ids[:room],
-            q=proposal.q[:room],
-            confidences=proposal.confidences[:room],
-        )
+            if parent in goes_on:
+                kept.append(node)
+                if proposal.token_ids[node] not in self.log.stopping.stop_token_ids:
+                    goes_on.add(node)
+        return proposal if len(kept) == len(proposal) else proposal.kept(kept)
 
     def _is_stale(self, header: Header) -> bool:
         if header.epoch >= self.log.epoch:

@@ -90,6 +90,31 @@ async def test_rounds_through_both_workers_give_the_plain_text():
         await draft.wait_idle()
 
 
+async def test_trees_of_guesses_give_the_plain_text_and_their_first_verdict_again():
+    """Every third guess is right, and stands among wrong ones."""
+    async with running_target() as target:
+        plain, ids = await opened(target, target_opening())
+        await plain.write(decode_request(ids, 100))
+        expected = ids + [v.committed_ids[0] for v in await decoded(plain)]
+        call, ids = await opened(target, target_opening())
+        num_accepted = 0
+        while len(ids) < len(expected):
+            right = [*expected[len(ids) : len(ids) + 2], 0, 0]
+            wrong = [(right[0] + 1) % 16, (right[1] + 1) % 16]
+            drafts = Proposal((wrong[0], right[0], wrong[1], wrong[1], right[1]), parents=(-1, -1, 0, 1, 1))
+            request = verify_request(ids, drafts)
+            verdict = (await ask(call, request)).verdict
+            assert not verdict.proposal_fault
+            assert (await ask(call, request)).verdict == verdict
+            num_accepted += verdict.num_accepted
+            ids += list(verdict.committed_ids)
+        assert ids == expected
+        assert num_accepted > len(expected) // 3
+        for open_call in (plain, call):
+            open_call.cancel()
+        await target.wait_idle()
+
+
 async def test_describe_worker_tells_model_limits_and_itself():
     async with running_draft(model_name="small", drafters=("lookup", "model"), max_draft_tokens=5) as draft:
         answer = await draft.describe()
@@ -335,10 +360,6 @@ async def test_target_refuses_by_field(case):
 @pytest.mark.parametrize(
     ("request_after_open", "field"),
     [
-        (
-            TargetRequest(verify=target_pb2.TargetVerify(proposal=common_pb2.Proposal(token_ids=[1], parents=[0]))),
-            "verify.proposal.parents",
-        ),
         (TargetRequest(verify=target_pb2.TargetVerify(expected_token_id=0)), "verify.expected_token_id"),
         (TargetRequest(decode=target_pb2.TargetDecode(num_draft_tokens=2)), "decode.num_draft_tokens"),
         (DraftRequest(advance=draft_pb2.DraftAdvance(features=b"x")), "advance.features"),

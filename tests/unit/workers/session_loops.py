@@ -10,6 +10,7 @@ import numpy as np
 
 from draft_worker.session import DraftSession
 from outrider.drafting.proposal import EMPTY, Proposal
+from outrider.drafting.tree import path
 from outrider.lm.interface import Forward, ForwardResult, run_program
 from outrider.lm.toy import ToyModel, parse_toy
 from outrider.sampling.params import AcceptanceRule, Finish, SamplingParams, StoppingParams
@@ -37,13 +38,21 @@ class ListSequence:
 
     def __init__(self, max_length: int) -> None:
         self.token_ids: list[int] = []
+        self.parents: tuple[int, ...] = ()
         self.max_length = max_length
         self.num_truncated = 0
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= len(self.token_ids)
         self.num_truncated += len(self.token_ids) - length
+        self.parents = self.parents[: max(0, length - (len(self.token_ids) - len(self.parents)))]
         del self.token_ids[length:]
+
+    def keep_path(self, indices: Sequence[int]) -> None:
+        start = len(self.token_ids) - len(self.parents)
+        assert list(indices) == list(path(self.parents, indices[-1] if indices else -1)), "no path from a root"
+        self.token_ids[start:] = [self.token_ids[start + index] for index in indices]
+        self.parents = ()
 
 
 @dataclass
@@ -61,13 +70,24 @@ class HandDriver:
         sequence: Any = request.sequence
         assert len(request.token_ids) >= max(1, request.num_logits)
         sequence.token_ids.extend(request.token_ids)
+        if hasattr(sequence, "parents"):
+            assert request.parents or not sequence.parents, "a tree was left in the cache"
+            sequence.parents = (*sequence.parents, *request.parents)
         assert len(sequence.token_ids) <= sequence.max_length, "the session outgrew its reservation"
         self.num_forwards += 1
         self.num_rows += len(request.token_ids)
         total = len(sequence.token_ids)
         wanted = range(total - request.num_logits + 1, total + 1)
-        logits = np.stack([self.rows(sequence.token_ids[:n]) for n in wanted]) if wanted else np.empty((0, 1))
+        contexts = [self._context(sequence, n) for n in wanted]
+        logits = np.stack([self.rows(ids) for ids in contexts]) if wanted else np.empty((0, 1))
         return ForwardResult(logits, queue_us=1, compute_us=2, num_batch_rows=len(request.token_ids))
+
+    def _context(self, sequence: Any, length: int) -> list[int]:
+        """What the row of the token before `length` sees: of a tree its ancestors only."""
+        ids, start = sequence.token_ids, len(sequence.token_ids) - len(sequence.parents)
+        if length <= start:
+            return ids[:length]
+        return [*ids[:start], *(ids[start + node] for node in path(sequence.parents, length - start - 1))]
 
 
 def target_session(
