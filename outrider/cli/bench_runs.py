@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -145,13 +145,15 @@ async def bench_services(
     draft: str | None,
     common: GenerateOptions,
     speculation: GenerateOptions,
+    *,
+    draft_worker: Mapping[str, Any] | None = None,
     **target_worker: Any,
 ) -> AsyncIterator[Bench]:
-    """Starts the three services for the target that `settings` names, its worker with the settings `target_worker`."""
+    """Starts the three services for the target that `settings` names, workers with the settings given for each."""
     err.print("[dim]starting the services...[/]")
     workers: dict[str, Any] = {
         "target_worker": small_worker(settings.model, dtype=settings.dtype, **target_worker),
-        "draft_worker": small_worker(draft, dtype=settings.dtype),
+        "draft_worker": small_worker(draft, dtype=settings.dtype, **(draft_worker or {})),
     }
     async with local_stack(settings.model, draft, **workers) as stack, Client(stack.address) as client:
         yield Bench(stack, client, await client.model_info(), common, speculation)

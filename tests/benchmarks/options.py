@@ -24,6 +24,14 @@ def number(name: str, default: int) -> int:
     return int(value)
 
 
+def whole_numbers(name: str, default: str) -> list[int]:
+    """Comma separated. Raises InvalidArgument, naming the variable, unless all are whole numbers above 0."""
+    values = [value.strip() for value in text(name, default).split(",")]
+    if not all(value.isdigit() and int(value) for value in values):
+        raise InvalidArgument(f"{name} is {','.join(values)!r}, must be whole numbers above 0", field=name)
+    return [int(value) for value in values]
+
+
 def real(name: str, default: float) -> float:
     """Raises InvalidArgument, naming the variable, unless it is a number from 0 on."""
     value = text(name, str(default))

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import torch
-from jobs import PLAIN, Job, Seconds, answer
+from jobs import PLAIN, Job, Seconds, answer, tell
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 
@@ -24,6 +24,7 @@ def main() -> None:
     for temperature in job.temperatures:
         for gamma in job.gammas:
             if gamma == PLAIN or draft is not None:
+                tell(f"transformers, temperature {temperature:g}, γ {gamma}")
                 options = {} if gamma == PLAIN else {"assistant_model": assistant(draft, gamma)}
                 generate(target, prompts[0], min(8, job.max_tokens), temperature, options)  # warm-up
                 seconds[gamma, temperature] = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from jobs import PLAIN, Job, Seconds, answer
+from jobs import PLAIN, Job, Seconds, answer, tell
 from vllm import LLM, SamplingParams
 
 
@@ -22,6 +22,7 @@ def main() -> None:
             "model": job.draft,
             "num_speculative_tokens": gamma,
         }
+    tell(f"vLLM, γ {gamma}: starting, which compiles for minutes")
     engine = LLM(
         model=job.target,
         dtype=job.dtype,
@@ -32,6 +33,7 @@ def main() -> None:
     )
     seconds: Seconds = {}
     for temperature in job.temperatures:
+        tell(f"vLLM, γ {gamma}, temperature {temperature:g}: {len(job.prompts)} prompts")
         generate(engine, job.prompts[0], min(8, job.max_tokens), temperature)  # warm-up
         seconds[gamma, temperature] = [generate(engine, ids, job.max_tokens, temperature) for ids in job.prompts]
     answer(seconds)

@@ -6,7 +6,8 @@ best γ of a few counts. Our draft and target worker are processes of their own,
 The last line of stdout is one JSON object; a peer that is absent gives null, and a line above says why.
 
 Variables: TARGET, DRAFT (both or neither), PROMPTS (a JSONL file, a number, or FILE:NUMBER), PEER_PYTHON (a Python that
-has vLLM), MAX_TOKENS, DTYPE, GAMMAS (of the peers, comma separated).
+has vLLM), MAX_TOKENS, DTYPE, DRAFT_WEIGHT_DTYPE (of our draft worker: auto or int8), GAMMAS (of transformers, comma
+separated), VLLM_GAMMAS (of vLLM, which starts anew for each, for minutes: give several to know its best one).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from bandwidth import NUM_BYTES, bytes_read, read_bandwidth
 from jobs import PLAIN, TRANSFORMERS, VLLM, Job, PeerAbsent, Seconds, run_peer
-from options import models, number, prompts, text
+from options import models, number, prompts, text, whole_numbers
 
 from outrider.cli.bench_profile import PREFILL
 from outrider.cli.bench_runs import NEUTRAL, Bench, Cell, bench_services
@@ -31,7 +32,7 @@ from outrider.cli.console import err, print_json, reporting_errors
 from outrider.cli.measure import Timed, median, steps_of
 from outrider.cli.prompts import spread
 from outrider.client import GenerateOptions
-from outrider.settings import TargetWorkerSettings
+from outrider.settings import DraftWorkerSettings, TargetWorkerSettings
 
 TEMPERATURES = (0.0, 1.0)
 DEFAULT_NUM_PROMPTS = 4
@@ -57,17 +58,18 @@ def main() -> None:
         texts, count = prompts(DEFAULT_NUM_PROMPTS)
         dtype = text("DTYPE", "auto" if target.startswith("toy:") else "bfloat16")
         max_tokens = number("MAX_TOKENS", 96)
-        gammas = [int(gamma) for gamma in text("GAMMAS", "2,3,5").split(",")]
+        gammas = {"transformers": whole_numbers("GAMMAS", "2,3,5"), "vllm": whole_numbers("VLLM_GAMMAS", "3")}
+        draft_worker = DraftWorkerSettings(weight_dtype=text("DRAFT_WEIGHT_DTYPE", "auto"))  # type: ignore[arg-type]
         paths = [model if model.startswith("toy:") else prepare(model) for model in (target, draft)]
         settings = TargetWorkerSettings(model=paths[0], dtype=dtype)  # type: ignore[arg-type]
-        ours = asyncio.run(run_ours(settings, paths[1], spread(texts, count), max_tokens))
-        job = Job(*paths, ours.dtype, max_tokens, ours.prompt_ids, list(TEMPERATURES), [PLAIN, *gammas])
+        ours = asyncio.run(run_ours(settings, paths[1], draft_worker, spread(texts, count), max_tokens))
+        job = Job(*paths, ours.dtype, max_tokens, ours.prompt_ids, list(TEMPERATURES), [])
         peers: dict[str, Seconds] = {}
         for name, run in (("transformers", run_transformers), ("vllm", run_vllm)):
             try:
                 if ours.simulated:
                     raise PeerAbsent("the models are toys, which no peer can run")
-                peers[name] = run(job)
+                peers[name] = run(replace(job, gammas=[PLAIN, *gammas[name]]))
             except PeerAbsent as reason:
                 say(f"{name} is absent: {reason}")
         for name, seconds in {"outrider": ours.seconds, **peers}.items():
@@ -77,7 +79,9 @@ def main() -> None:
         print_json(figures(ours, peers))
 
 
-async def run_ours(settings: TargetWorkerSettings, draft: str, texts: list[str], max_tokens: int) -> Ours:
+async def run_ours(
+    settings: TargetWorkerSettings, draft: str, draft_worker: DraftWorkerSettings, texts: list[str], max_tokens: int
+) -> Ours:
     """Plain and speculative answers to each prompt in turn, and the read bandwidth before and after."""
     common: GenerateOptions = {**NEUTRAL, "max_tokens": max_tokens}
     speculation: GenerateOptions = {"acceptance": "block"}
@@ -85,7 +89,8 @@ async def run_ours(settings: TargetWorkerSettings, draft: str, texts: list[str],
     # a toy reads no weights: its figure is not used, so it need not be good
     num_bytes = 1 << 20 if settings.model.startswith("toy:") else NUM_BYTES
     bytes_per_s = await asyncio.to_thread(read_bandwidth, num_bytes)
-    async with bench_services(settings, draft, common, speculation) as bench:
+    worker = {"weight_dtype": draft_worker.weight_dtype}
+    async with bench_services(settings, draft, common, speculation, draft_worker=worker) as bench:
         runs: dict[tuple[int, float], list[Timed]] = {}
         asked = bench.prompts(Cell("mixed", 0.0, tuple(texts)))
         for index, prompt in enumerate([asked[0], *asked]):
@@ -123,8 +128,7 @@ async def _ids(bench: Bench, prompt: Any) -> list[int]:
 
 
 def run_transformers(job: Job) -> Seconds:
-    err.print("[dim]transformers...[/]")
-    return run_peer(sys.executable, TRANSFORMERS, job)
+    return run_peer(sys.executable, TRANSFORMERS, job, on_progress=dim)
 
 
 def run_vllm(job: Job) -> Seconds:
@@ -142,8 +146,7 @@ def run_vllm(job: Job) -> Seconds:
         environment["LD_PRELOAD"] = str(openmp)
     seconds: Seconds = {}
     for gamma in job.gammas:
-        err.print(f"[dim]vLLM, γ {gamma}...[/]")
-        seconds |= run_peer(python, VLLM, replace(job, gammas=[gamma]), environment)
+        seconds |= run_peer(python, VLLM, replace(job, gammas=[gamma]), environment, dim)
     return seconds
 
 
@@ -189,6 +192,11 @@ def print_passes(workers: list[dict[str, Any]]) -> None:
                     f"{1000 * line['ms_per_context_token']:.3f} per 1,000 context tokens "
                     f"({line['min_rows']} to {line['max_rows']} rows, ±{line['spread_ms']:.2f})"
                 )
+
+
+def dim(line: str) -> None:
+    """Progress, on stderr."""
+    err.print(line, style="dim", markup=False)
 
 
 def say(line: str) -> None:

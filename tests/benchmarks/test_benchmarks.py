@@ -76,6 +76,26 @@ def test_a_small_cache_by_the_config(tmp_path: Path) -> None:
         exact.bytes_per_token(tmp_path / "none", "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"GAMMAS": "2,x"}, "GAMMAS is '2,x'"),
+        ({"VLLM_GAMMAS": "0"}, "VLLM_GAMMAS is '0'"),
+        ({"DRAFT_WEIGHT_DTYPE": "int4"}, "weight-dtype"),
+    ],
+)
+def test_bad_variables_of_peers_are_usage_errors(variables: dict[str, str], says: str) -> None:
+    code, lines, errors = run("peers.py", **TOYS, **variables)
+    assert (code, lines) == (2, []), errors
+    assert says in errors
+
+
+def test_the_drafts_weight_dtype_reaches_the_draft_worker() -> None:
+    code, _, errors = run("peers.py", **TOYS, PROMPTS="1", MAX_TOKENS="4", DRAFT_WEIGHT_DTYPE="int8")
+    assert code == 1
+    assert "weight_dtype: a toy has no weights to round" in errors
+
+
 @pytest.mark.parametrize("script", ["peers.py", "exact.py"])
 @pytest.mark.parametrize(
     ("variables", "says"),
@@ -133,7 +153,9 @@ def test_transformers_runs_a_job(tmp_path: Path) -> None:
     prompts = [[1, 2, 3], [4, 5, 6, 7]]
     job = Job(str(tmp_path / "target"), str(tmp_path / "draft"), "bfloat16", 12, prompts, [0.0, 1.0], [0, 2])
     environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    seconds = run_peer(sys.executable, TRANSFORMERS, job, environment)
+    told: list[str] = []
+    seconds = run_peer(sys.executable, TRANSFORMERS, job, environment, told.append)
+    assert told == [f"transformers, temperature {t}, γ {gamma}" for t in (0, 1) for gamma in (0, 2)]
     assert sorted(seconds) == [(0, 0.0), (0, 1.0), (2, 0.0), (2, 1.0)]
     assert all(len(values) == 2 and min(values) > 0 for values in seconds.values())
 
