@@ -9,6 +9,7 @@ Letters: O outputs and I inputs of a layer; g inputs share a scale (a group).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +114,19 @@ def _dequantized(quantization: Quantization, layer: str, parts: Parts) -> torch.
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a mapping
                 yield name, file.get_tensor(name)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those of transformers' own naming where there are some: a folder may hold the weights twice."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def _fp8(stated: Mapping[str, Any]) -> Quantization:

@@ -1,5 +1,8 @@
 """Settings of a checkpoint and its cache do what they say, or are refused by their name."""
 
+import subprocess
+import sys
+
 import pytest
 
 import outrider.lm  # noqa: F401  # before torch: it says how torch's threads wait
@@ -152,6 +155,15 @@ def test_recurrent_models_are_refused_before_anything_is_read(config, words, fol
         load_model(settings(tmp_path))  # neither weights nor a tokenizer are there
     assert words in str(caught.value)
     assert caught.value.field == "model"
+
+
+def test_a_worker_ends_at_start_with_the_model_named(folder, tmp_path):
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    change_config(tmp_path, model_type="mamba2")
+    command = [sys.executable, "-m", "outrider.cli", "target-worker", f"--model={tmp_path}", "--port=0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: model type 'mamba2' cannot be served" in done.stderr
 
 
 # The cache.

@@ -1,6 +1,7 @@
 """Quantised checkpoints are what they stand for: logits equal those of a model with the rounded weights."""
 
 import itertools
+import json
 
 import pytest
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
 import transformers  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from tiny_checkpoints import change_config, read_tensors, save_tiny, write_tensors  # noqa: E402
 from tiny_models import stock_logits  # noqa: E402
 
@@ -194,6 +196,23 @@ def test_fp8_blocks_are_read_as_transformers_reads_them(tmp_path):
     loaded.model.allocate_cache(4, 16)
     logits = loaded.model.forward(PackedBatch((Segment(0, IDS, [2, 0], len(IDS)),)))
     assert np.abs(logits - stock_logits(stock.eval(), IDS)[:, :90]).max() < 2e-3
+
+
+def test_a_folder_may_hold_the_weights_twice_or_in_several_files(tmp_path):
+    rounded = quantize(tmp_path, *KINDS["awq"][:2])
+    tensors = read_tensors(tmp_path)
+    save_file({"layers.0.wrong.weight": torch.ones(2)}, tmp_path / "consolidated.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: tensors[name].contiguous() for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    loaded = load(tmp_path, dtype="float32")
+    loaded.model.allocate_cache(4, 16)
+    logits = loaded.model.forward(PackedBatch((Segment(0, IDS, [2, 0], len(IDS)),)))
+    assert np.abs(logits - stock_logits(rounded, IDS)[:, :90]).max() < 2e-3
 
 
 def test_the_number_type_follows_the_config_and_the_setting(tmp_path):
