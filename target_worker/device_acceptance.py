@@ -23,10 +23,10 @@ from target_worker.device_decision import RoundDecision
 
 
 def decide(decisions: Sequence[RoundDecision], rows: torch.Tensor) -> torch.Tensor:
-    """rows float32[R, V], len(drafts) + 1 of each round in order -> float64[S, 2 + G], on the same device.
+    """rows float32[R, V], len(drafts) + 1 of each round in order -> float64[S, 3 + 2 G], on the same device.
 
-    Of each round: how many drafts stand, or NaN where that is left to the host; the token after them; and per draft
-    255 times its soft acceptance, rounded.
+    Of each round: how many drafts stand, or NaN where that is left to the host; the token after them; per draft 255
+    times its soft acceptance, rounded; and per row the likeliest id of its raw logits.
     """
     drafts = [d.proposal.token_ids for d in decisions]
     contexts = [RowContext(d.params, d.stopping, d.history, own) for d, own in zip(decisions, drafts, strict=True)]
@@ -53,7 +53,7 @@ def decide(decisions: Sequence[RoundDecision], rows: torch.Tensor) -> torch.Tens
             chosen = torch.tensor(group, device=rows.device)
             result[chosen] = rule([decisions[index] for index in group], processed, where[chosen], width)
     result[:, 0].masked_fill_(~readable[where].all(1), torch.nan)
-    return result
+    return torch.cat([result, rows.argmax(1)[where].double()], 1)
 
 
 def _by_match(

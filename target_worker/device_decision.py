@@ -51,8 +51,13 @@ class RoundDecision:
         return self.params.greedy or self.params.acceptance is AcceptanceRule.COUPLED
 
     def outcome(self, decided: np.ndarray) -> Outcome:
-        """decided: float64[2 + G], this round's line of what `decide` gave."""
+        """decided: float64[3 + 2 G], this round's line of what `decide` gave."""
         drafts, stand = self.proposal.token_ids, int(decided[0])
         soft_acceptances = bytes(int(soft) for soft in decided[2 : 2 + len(drafts)])
         next_token = None if _ends_text(drafts[:stand], self.stopping) else int(decided[1])
         return _outcome(drafts, stand, next_token, soft_acceptances)
+
+    def row_choices(self, decided: np.ndarray) -> list[int]:
+        """The likeliest id of each row's raw logits."""
+        start = 2 + (len(decided) - 3) // 2
+        return [int(token_id) for token_id in decided[start : start + len(self.proposal) + 1]]

@@ -22,6 +22,7 @@ from outrider.serving.checks import check_target_opening
 from outrider.serving.messages import Header, OutOfStep, TargetOpening, TokenLogprobs, Verdict
 from outrider.serving.session_log import SessionCounters, SessionLog
 from target_worker.acceptance import Outcome, verify
+from target_worker.device_decision import RoundDecision
 from target_worker.tree_acceptance import TreeOutcome, verify_tree
 
 MAX_PROMPT_LOGIT_BYTES = 32 << 20
@@ -177,12 +178,17 @@ class TargetSession:
         not_cached = log.ids[len(sequence.token_ids) :]
         sequence.committed_length = base
         parents = () if proposal.is_chain else proposal.parents
-        result = yield Forward(sequence, [*not_cached, *proposal.token_ids], num_logits=num_drafts + 1, parents=parents)
+        subject = (proposal, log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, base)
+        # Logprobs need the logits, and trees are decided on the host.
+        decision = None if parents or self._num_top is not None else RoundDecision(*subject)
+        rows = [*not_cached, *proposal.token_ids]
+        result = yield Forward(sequence, rows, num_logits=num_drafts + 1, parents=parents, decision=decision)
 
-        decide: Callable[..., Outcome] = verify_tree if parents else verify
-        outcome = decide(
-            result.logits, proposal, log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, base
-        )
+        if decision is not None and result.decided is not None:
+            outcome = decision.outcome(result.decided[0])
+        else:
+            decide: Callable[..., Outcome] = verify_tree if parents else verify
+            outcome = decide(result.logits, *subject)
         path_rows = result.logits
         if isinstance(outcome, TreeOutcome):
             sequence.keep_path(outcome.path)

@@ -72,7 +72,7 @@ class GpuModel(TransformersModel):
                 self._capture = CudaCapture(self.device)
         self._steps: dict[StepShape, StaticStep] = {}
         self._has_failed_capture = False
-        self.num_static_passes = self.num_eager_passes = 0
+        self.num_static_passes = self.num_eager_passes = self.num_decided = 0
         _look_up_nothing(model)
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
@@ -102,7 +102,9 @@ class GpuModel(TransformersModel):
     def forward_deciding(self, batch: PackedBatch) -> list[SegmentResult]:
         """As `DecidingModel`."""
         with self._on_device():
-            return decide_batch(batch, self._device_logits(batch), self._device_logits)
+            results = decide_batch(batch, self._device_logits(batch), self._device_logits)
+        self.num_decided += sum(result.decided is not None for result in results)
+        return results
 
     def _device_logits(self, batch: PackedBatch, token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """float32[num_logit_rows, vocab_size] on the device; nobody has waited for it.

@@ -58,6 +58,11 @@ class StaticStep:
     def is_captured(self) -> bool:
         return self._graph is not None
 
+    @property
+    def attention_name(self) -> str:
+        """Which paged attention it has."""
+        return self._attention.name
+
     def __call__(self, rows: np.ndarray, token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """rows: as the matrix, on the host. token_ids: int64[n] of the first n rows where only the device knows them.
         -> [N, V] on the device, valid until the next step of any shape."""

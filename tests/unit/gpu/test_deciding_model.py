@@ -104,6 +104,7 @@ async def test_streams_read_as_on_the_host(rule):
     for gamma in (0, 1, 4):
         ours, model, draft_model = await all_streams(deciding, deciding, sampling, gamma)
         theirs, _, _ = await all_streams(plain, plain, sampling, gamma)
+        assert model.num_decided > 0
         assert ours == theirs
         assert model.num_static_passes > 0
         if gamma:
@@ -199,3 +200,18 @@ def test_drafts_are_the_hosts(seed):
                 expected = sparse_q(*arguments, decision.max_q_entries)
                 assert q.ids.tolist() == expected.ids.tolist()
                 assert q.counts.tolist() == expected.counts.tolist()
+
+
+async def test_what_the_device_does_not_decide_is_decided_on_the_host():
+    """Logprobs need the logits: they come back, and the round is the host's."""
+    _, target = deciding()
+    target.start()
+    opening = TargetOpening(
+        epoch=1, prompt_ids=[1, 2, 3], sampling=RULES["block"], stopping=STOPPING, max_draft_tokens=8,
+        logprobs=True, top_logprobs=3,
+    )  # fmt: skip
+    session = TargetSession(opening, vocab_size=VOCAB, context_length=CONTEXT, max_draft_tokens=8)
+    session.sequence = await target.open_sequence(session.reserved_length)
+    verdict = await target.run(session.open())
+    assert len(verdict.logprobs.token_logprobs) == 1
+    target.stop()

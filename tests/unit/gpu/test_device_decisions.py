@@ -198,6 +198,7 @@ def test_rounds_are_decided_as_on_the_host(all_params, seed):
     assert decided.dtype == torch.float64
     for (decision, rows), line in zip(pairs, decided.numpy(), strict=True):
         assert decision.outcome(line) == on_host(decision, rows)
+        assert decision.row_choices(line) == rows.argmax(1).tolist()
 
 
 def test_every_ending_occurs_and_is_the_hosts():
