@@ -72,6 +72,7 @@ class LocalDrafts:
         """Drafters that may be used for this stream; none when it wants no drafts, or a draft worker's."""
         if not request.max_draft_tokens:
             self.names = ()
+        self._teaches = bool(request.max_draft_tokens and memory.settings.local_drafters)
         self._stream = stream
         self._memory = memory
         self._scope = memory.scope(stream)
@@ -140,7 +141,7 @@ class LocalDrafts:
 
     def learn(self, length: int, drafted_ids: Sequence[int], choices: Sequence[int]) -> None:
         """`choices[i]` is what the target itself would have said after the first `length` ids and i drafts."""
-        if not self.names:
+        if not self._teaches:
             return
         ids = self._recent(length)
         for index, token_id in enumerate(choices):
@@ -148,7 +149,7 @@ class LocalDrafts:
 
     def close(self) -> None:
         """The stream has ended, however: its output is left to later ones. Harmless when repeated."""
-        if self.names and not self._closed:
+        if self._teaches and not self._closed:
             self._memory.past.add(self._scope, self._stream.log.output_ids)
         self._closed = True
 

@@ -11,6 +11,7 @@ from coordinator.gamma.policy import Choice, GammaPolicy, RoundReport
 from coordinator.links import Timed
 from coordinator.local_drafts import LocalDrafts
 from coordinator.outbox import Outbox
+from coordinator.statistics import Drafting
 from coordinator.stream import Stream
 from coordinator.verifying import TargetLost, TargetSide
 from outrider.drafting.guess import Guess
@@ -19,6 +20,7 @@ from outrider.sampling.params import Origin
 from outrider.serving.session_calls import SealedProposal, continued
 
 PLAIN = Choice("", 0, "plain")
+NOTHING = Drafted(SealedProposal())
 
 
 class RoundLoop:
@@ -119,8 +121,11 @@ class RoundLoop:
         verdict = timed.verdict
         if verdict.proposal_fault:
             self._stream.statistics.num_dropped_proposals += 1
+        # what the target cut off were the last drafts
         num_local = max(0, num_local - (drafted.proposal.num_draft_tokens - verdict.num_draft_tokens))
-        num_accepted = self._commit(timed, choice, round_ms, drafted.proposal, drafted.network_ms)
+        reason = "draft-late" if drafted.wait_ms and local_drafter else choice.reason
+        by = Drafting(choice.drafter, reason, local_drafter, num_local)
+        num_accepted = self._commit(timed, choice, round_ms, drafted, by)
         self._policy.observe(
             RoundReport(
                 choice=choice,
@@ -172,21 +177,24 @@ class RoundLoop:
         timed: Timed,
         choice: Choice,
         round_ms: float,
-        proposal: SealedProposal | None = None,
-        draft_network_ms: float = 0.0,
+        drafted: Drafted = NOTHING,
+        by: Drafting | None = None,
     ) -> int:
         """Log, text and statistics move to the verdict's end together; the client gets one chunk. Returns the number of
         accepted drafts."""
-        proposal = proposal or SealedProposal()
+        proposal = drafted.proposal
+        by = by or Drafting(choice.drafter, choice.reason)
         verdict, statistics = timed.verdict, self._stream.statistics
         draft_ms = (proposal.queue_us + proposal.compute_us) / 1000
-        network_ms = timed.network_ms + draft_network_ms
+        network_ms = timed.network_ms + drafted.network_ms
         statistics.draft_ms += draft_ms
         statistics.verify_ms += timed.work_ms
         statistics.network_ms += network_ms
         statistics.num_proposal_bytes += 2 * proposal.num_bytes
         committing = time.perf_counter()
-        chunk = self._stream.commit(verdict, drafter=proposal.drafter or choice.drafter)
+        if verdict.row_choices and not proposal.is_tree:
+            self._local.learn(verdict.header.base_length, proposal.token_ids, verdict.row_choices)
+        chunk = self._stream.commit(verdict, by=by)
         self._local.committed()
         if self._stream.request.report_steps:
             step = Step(
@@ -199,7 +207,7 @@ class RoundLoop:
                 network_ms=network_ms,
                 queue_ms=timed.queue_ms,
                 round_ms=round_ms,
-                reason=choice.reason,
+                reason=by.reason,
                 sampling_ms=timed.sampling_ms,
                 emit_ms=1000 * (time.perf_counter() - committing),
             )

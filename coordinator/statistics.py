@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from outrider.results import Speculation, Timings
+from outrider.results import DrafterUse, Speculation, Timings
 from outrider.sampling.params import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Who drafted a round and why; `local_drafter` made the last `num_local` of its drafts: all of them, or those that
+    go on after the chain of `drafter`."""
+
+    drafter: str = ""
+    reason: str = ""
+    local_drafter: str = ""
+    num_local: int = 0
+
+    def parts(self, num_draft_tokens: int, num_accepted: int) -> Iterator[tuple[str, str, int, int]]:
+        """(drafter, reason, drafts, accepted ones) of each who took part; a plain round has one part of nobody's."""
+        num_local = min(self.num_local, num_draft_tokens)
+        num_own = num_draft_tokens - num_local
+        if num_own or not num_local:
+            yield self.drafter if num_own else "", self.reason, num_own, min(num_accepted, num_own)
+        if num_local:
+            reason = "continued" if num_own else self.reason
+            yield self.local_drafter, reason, num_local, max(0, num_accepted - num_own)
+
+
+NOBODY = Drafting()
 
 
 @dataclass(slots=True)
@@ -27,14 +52,19 @@ class StreamStatistics:
     _accepted: Counter[int] = field(default_factory=Counter)
     _gamma: Counter[int] = field(default_factory=Counter)
     _drafters: dict[str, None] = field(default_factory=dict)
+    _uses: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
-    def count(self, num_draft_tokens: int, origins: tuple[Origin, ...], drafter: str) -> None:
+    def count(self, num_draft_tokens: int, origins: tuple[Origin, ...], by: Drafting = NOBODY) -> None:
         """A verdict that checked `num_draft_tokens` drafts and delivered tokens of these origins."""
         self._origins.update(origins)
         self._gamma[num_draft_tokens] += 1
         if num_draft_tokens:
             self._accepted[origins.count(Origin.ACCEPTED)] += 1
-            self._drafters[drafter] = None
+        for drafter, reason, num_drafts, num_accepted in by.parts(num_draft_tokens, origins.count(Origin.ACCEPTED)):
+            use = self._uses.setdefault((drafter, reason), Counter())
+            use.update(num_rounds=1, num_draft_tokens=num_drafts, num_accepted_draft_tokens=num_accepted)
+            if drafter:
+                self._drafters[drafter] = None
 
     def speculation(self) -> Speculation:
         num_steps = sum(self._accepted.values())
@@ -58,6 +88,12 @@ class StreamStatistics:
             num_plain_tokens=self._origins[Origin.PLAIN],
             num_correction_tokens=self._origins[Origin.CORRECTION],
             num_bonus_tokens=self._origins[Origin.BONUS],
+            drafter_uses=tuple(
+                DrafterUse(
+                    drafter, reason, use["num_rounds"], use["num_draft_tokens"], use["num_accepted_draft_tokens"]
+                )
+                for (drafter, reason), use in self._uses.items()
+            ),
         )
 
     def timings(self, total_ms: float) -> Timings:

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.log import Log
 from coordinator.request import ResolvedRequest
-from coordinator.statistics import StreamStatistics
+from coordinator.statistics import NOBODY, Drafting, StreamStatistics
 from coordinator.text.output import OutputText
 from coordinator.text.tokenizer import TextCodec
 from outrider.errors import InvalidArgument
@@ -66,7 +66,7 @@ class Stream:
             "tenant": self.request.tenant,
         }
 
-    def commit(self, verdict: Verdict, *, drafter: str = "") -> Chunk:
+    def commit(self, verdict: Verdict, *, by: Drafting = NOBODY) -> Chunk:
         """Appends the verdict's tokens up to where the text ends, and gives what the client should get of them."""
         assert not self.finished
         text = self._push(verdict.committed_ids)
@@ -74,7 +74,7 @@ class Stream:
         kept, origins = verdict.committed_ids[:num_kept], verdict.origins[:num_kept]
         if not self.finished and verdict.finish is not Finish.NONE:
             text += self._end(verdict.finish, verdict.matched_stop_token_id)
-        self.statistics.count(verdict.num_draft_tokens, origins, drafter)
+        self.statistics.count(verdict.num_draft_tokens, origins, by)
         logprobs = _logprobs(verdict.logprobs, num_kept) if self.request.logprobs else None
         return Chunk(self.choice, kept, text, origins, logprobs)
 

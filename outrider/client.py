@@ -365,6 +365,11 @@ def _read(cls: type[T], message: Any, **given: Any) -> T:
     return cls(**values)
 
 
+def _read_speculation(message: generation_pb2.SpeculationStats) -> results.Speculation:
+    uses = tuple(_read(results.DrafterUse, use) for use in message.drafter_uses)
+    return _read(results.Speculation, message, drafter_uses=uses)
+
+
 def _read_event(response: generation_pb2.GenerateResponse) -> Event:
     match response.WhichOneof("event"):
         case "started":
@@ -393,7 +398,7 @@ def _read_event(response: generation_pb2.GenerateResponse) -> Event:
                 matched_stop=getattr(complete, matched) if matched else None,
                 usage=_read(results.Usage, complete.usage),
                 timings=_read(results.Timings, complete.timings),
-                speculation=_read(results.Speculation, complete.speculation),
+                speculation=_read_speculation(complete.speculation),
             )
     raise OutriderError("the server sent an event that this client does not know: update outrider")
 

@@ -95,6 +95,17 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterUse:
+    """Rounds in which `drafter` (empty: plain rounds) was used for one reason, and what came of its drafts."""
+
+    drafter: str
+    reason: str
+    num_rounds: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Speculation:
     """Counts of one choice, under vLLM's names. Histograms and per-position tuples are indexed by the number itself."""
 
@@ -114,6 +125,7 @@ class Speculation:
     num_plain_tokens: int
     num_correction_tokens: int
     num_bonus_tokens: int
+    drafter_uses: tuple[DrafterUse, ...] = ()
 
     @property
     def num_steps(self) -> int:

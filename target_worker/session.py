@@ -222,6 +222,7 @@ class TargetSession:
             num_batch_rows=result.num_batch_rows,
             decode_ended=bool(self._credit_tokens) and self._decode_ends(),
             num_cached_tokens=min(result.num_cached_tokens, self._num_prompt_tokens),
+            row_choices=tuple(map(int, result.logits.argmax(axis=1))) if num_drafts else (),
         )
         return self._last
 

@@ -25,6 +25,8 @@ WARM_UP_ROUNDS = 2
 WARM_UP_GAMMA = 4
 PLAIN_PROBE_TOKENS = 4
 MIN_PLAIN_RUN_TOKENS = 16
+MIN_GUESS_GAIN = 1.03
+"""Over plain decoding: a guess that promises less is not worth its rows."""
 MIN_MS = 1e-6
 PLAIN = ""
 """Name of plain decoding among the drafters."""
@@ -81,7 +83,7 @@ class AdaptiveGamma:
             return Choice("", 0, "warm-up", min(PLAIN_PROBE_TOKENS, max_credit_tokens))
         plain = self._plain_plan(max_credit_tokens)
         plans = [plain, *(self._best_plan(name, cap) for name in drafters)]
-        best = max([*plans, *(self._guess_plan(guess, cap) for guess in guesses)], key=lambda plan: plan.rate)
+        best = max([*plans, *self._guess_plans(guesses, cap, plain)], key=lambda plan: plan.rate)
         others = [plan for plan in plans if plan is not best]
         waits = {plan.drafter: self._ms_to_probe(plan, best, len(others)) for plan in others}
         for plan in plans:
@@ -97,7 +99,7 @@ class AdaptiveGamma:
         if not self._shared.plain:
             return False
         plain = self._plain_plan(MIN_PLAIN_RUN_TOKENS)
-        return any(self._guess_plan(guess, self._max_draft_tokens).rate > plain.rate for guess in guesses)
+        return bool(self._guess_plans(guesses, self._max_draft_tokens, plain))
 
     def num_continued(self, choice: Choice, num_drafted: int, guess: Guess) -> int:
         """As many as raise the rate of the plan that the chain was chosen for."""
@@ -139,12 +141,16 @@ class AdaptiveGamma:
         plans = (_Plan(name, gamma, expected[gamma], self._shared.round_ms(name, gamma)) for gamma in range(1, cap + 1))
         return max(plans, key=lambda plan: plan.rate)
 
-    def _guess_plan(self, guess: Guess, cap: int) -> _Plan:
-        plans = (
-            _Plan(guess.drafter, n, 1 + guess.expected_accepted(n), self._shared.local_round_ms(n), "match")
-            for n in range(1, min(cap, len(guess)) + 1)
-        )
-        return max(plans, key=lambda plan: plan.rate)
+    def _guess_plans(self, guesses: tuple[Guess, ...], cap: int, plain: _Plan) -> list[_Plan]:
+        """The best of each guess, where it is more than the noise of costs above plain decoding."""
+        best = []
+        for guess in guesses:
+            plans = (
+                _Plan(guess.drafter, n, 1 + guess.expected_accepted(n), self._shared.local_round_ms(n), "match")
+                for n in range(1, min(cap, len(guess)) + 1)
+            )
+            best.append(max(plans, key=lambda plan: plan.rate))
+        return [plan for plan in best if plan.rate > MIN_GUESS_GAIN * plain.rate]
 
     def _ms_to_probe(self, plan: _Plan, best: _Plan, num_others: int) -> float:
         """Time until a try of `plan` is due; not positive: it is."""

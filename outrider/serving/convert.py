@@ -274,6 +274,7 @@ def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:
         decode_ended=verdict.decode_ended,
         num_cached_tokens=verdict.num_cached_tokens,
         num_draft_tokens=verdict.num_draft_tokens,
+        row_choices=verdict.row_choices,
     )
     if verdict.logprobs.token_logprobs:
         message.logprobs.CopyFrom(logprobs_to_pb(verdict.logprobs))
@@ -299,6 +300,7 @@ def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
         num_batch_rows=message.num_batch_rows,
         decode_ended=message.decode_ended,
         num_cached_tokens=message.num_cached_tokens,
+        row_choices=tuple(message.row_choices),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from outrider.results import Chunk, Complete, Logprobs, Speculation, Started, Step, Timings, Usage
+from outrider.results import Chunk, Complete, DrafterUse, Logprobs, Speculation, Started, Step, Timings, Usage
 from outrider.serving.session_calls import SealedPromptLogprobs
 from outrider.v1 import common_pb2, generation_pb2
 
@@ -43,12 +43,18 @@ def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
         finish_reason=_FINISH[complete.finish_reason],
         usage=_same_names(generation_pb2.Usage, complete.usage),
         timings=_same_names(generation_pb2.RequestTimings, complete.timings),
-        speculation=_same_names(generation_pb2.SpeculationStats, complete.speculation),
+        speculation=_speculation(complete.speculation),
     )
     if isinstance(complete.matched_stop, str):
         message.matched_stop_string = complete.matched_stop
     elif complete.matched_stop is not None:
         message.matched_stop_token_id = complete.matched_stop
+    return message
+
+
+def _speculation(speculation: Speculation) -> generation_pb2.SpeculationStats:
+    message = _same_names(generation_pb2.SpeculationStats, dataclasses.replace(speculation, drafter_uses=()))
+    message.drafter_uses.extend(_same_names(generation_pb2.DrafterUse, use) for use in speculation.drafter_uses)
     return message
 
 
@@ -61,6 +67,6 @@ def _logprobs(logprobs: Logprobs) -> common_pb2.TokenLogprobs:
     )
 
 
-def _same_names(message_type: Any, value: Started | Step | Usage | Timings | Speculation) -> Any:
+def _same_names(message_type: Any, value: Started | Step | Usage | Timings | Speculation | DrafterUse) -> Any:
     """A message from a dataclass whose fields are called alike."""
     return message_type(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

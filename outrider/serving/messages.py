@@ -91,3 +91,5 @@ class Verdict:
     num_batch_rows: int = 0
     decode_ended: bool = False
     num_cached_tokens: int = 0
+    row_choices: tuple[int, ...] = ()
+    """Likeliest id of the raw distribution after the prefix and the first i drafts of a chain; empty: not told."""

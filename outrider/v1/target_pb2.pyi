@@ -92,7 +92,7 @@ class TargetStop(_message.Message):
     def __init__(self) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("header", "num_accepted", "committed_ids", "origins", "soft_acceptances", "finish_reason", "matched_stop_token_id", "logprobs", "proposal_fault", "queue_us", "compute_us", "sampling_us", "num_batch_rows", "decode_ended", "num_cached_tokens", "num_draft_tokens")
+    __slots__ = ("header", "num_accepted", "committed_ids", "origins", "soft_acceptances", "finish_reason", "matched_stop_token_id", "logprobs", "proposal_fault", "queue_us", "compute_us", "sampling_us", "num_batch_rows", "decode_ended", "num_cached_tokens", "num_draft_tokens", "row_choices")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class Verdict(_message.Message):
     DECODE_ENDED_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROW_CHOICES_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     num_accepted: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -125,4 +126,5 @@ class Verdict(_message.Message):
     decode_ended: bool
     num_cached_tokens: int
     num_draft_tokens: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., num_accepted: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., soft_acceptances: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., proposal_fault: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., sampling_us: _Optional[int] = ..., num_batch_rows: _Optional[int] = ..., decode_ended: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+    row_choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., num_accepted: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., soft_acceptances: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., proposal_fault: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., sampling_us: _Optional[int] = ..., num_batch_rows: _Optional[int] = ..., decode_ended: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., row_choices: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -113,6 +113,11 @@ async def test_every_rule_and_drafter_accounts_for_every_token(client: Client, r
     assert spec.mean_acceptance_length == pytest.approx(1 + spec.num_accepted_draft_tokens / spec.num_spec_steps)
     assert spec.num_proposal_bytes > 0
     assert spec.drafters == (("model",) if drafter == "auto" else (drafter,))
+    assert sum(use.num_draft_tokens for use in spec.drafter_uses) == spec.num_draft_tokens
+    assert sum(use.num_accepted_draft_tokens for use in spec.drafter_uses) == spec.num_accepted_draft_tokens
+    assert sum(use.num_rounds for use in spec.drafter_uses) == spec.num_steps
+    assert {use.drafter for use in spec.drafter_uses if use.num_draft_tokens} == set(spec.drafters)
+    assert {use.reason for use in spec.drafter_uses} <= {"prefill", "fixed", "no-match", "no-room", "draft-opening"}
     steps = [chunk.step for chunk in answer.chunks if chunk.step is not None]
     assert len(steps) == len(answer.chunks)
     # times of microseconds may round to nothing, those of all rounds together do not

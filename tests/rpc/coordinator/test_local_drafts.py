@@ -158,6 +158,32 @@ async def test_a_stream_goes_on_with_guesses_when_its_draft_worker_dies() -> Non
             assert any(step.num_accepted_draft_tokens for step in guessed)
 
 
+async def test_what_the_target_said_past_a_rejection_is_guessed_later() -> None:
+    """Rows that nobody reached tell what follows their tokens. Contexts that no text has had are looked at alone."""
+    vocab, target = 6, "toy:vocab=6,seed=5,order=3"
+    model = ToyModel(parse_toy(target))
+    written: set[tuple[int, ...]] = set()
+    num_guessed = num_right = 0
+    async with in_process_stack(target, "toy:vocab=6,seed=9") as stack, Client(stack.address) as client:
+        for first in range(vocab):
+            prompt = [first, 1, 2]
+            answer = await client.complete(prompt, max_tokens=12, drafter="model", num_speculative_tokens=8, **GREEDY)
+            assert answer.speculation.num_accepted_draft_tokens < answer.speculation.num_draft_tokens, "INCONCLUSIVE"
+            text = (*prompt, *answer.token_ids)
+            written |= set(zip(text, text[1:], text[2:], strict=False))
+        for prompt in np.ndindex(vocab, vocab, vocab):
+            context = (*prompt[1:], int(model.logits_for(prompt).argmax()))
+            if context in written or len({*prompt, *context}) < 4:
+                continue
+            answer = await client.complete(
+                list(prompt), max_tokens=3, drafter="suffix", num_speculative_tokens=1, **GREEDY
+            )
+            num_guessed += answer.speculation.num_draft_tokens
+            num_right += answer.speculation.num_accepted_draft_tokens
+    assert num_guessed > 0, "INCONCLUSIVE: nothing was guessed"
+    assert num_right == num_guessed, "this target says the same after the same three ids"
+
+
 async def test_no_drafts_means_no_guesses_either(stack: Stack) -> None:
     async with client_of(stack, "plain") as client:
         for _ in range(2):
