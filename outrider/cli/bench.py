@@ -142,14 +142,14 @@ class _Run:
             if not self._sweep and len(self._cells) == 1:
                 loaded = await asyncio.to_thread(load_target, self._settings)
             # Whatever the environment says of numerics, the sweep over it has one of each.
-            modes = (FAST, EXACT) if self._sweep == "numerics" else (None,)
+            workers: list[dict[str, Any]] = [{}]
+            if self._sweep == "numerics":
+                workers = [{"numerics": FAST}, {"numerics": EXACT}]
             bench, *others = [
                 await cleanup.enter_async_context(
-                    bench_services(
-                        self._settings, self._draft, common, speculation, **({"numerics": mode} if mode else {})
-                    )
+                    bench_services(self._settings, self._draft, common, speculation, **values)
                 )
-                for mode in modes
+                for values in workers
             ]
             self._exact = others[0] if others else None
             engine = None
