@@ -11,7 +11,7 @@ read it (`past.py`).
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,13 +39,13 @@ class Evidence(NamedTuple):
 
     def prior_chance(self) -> float:
         """Of acceptance, before anything was measured."""
-        index = max(i for i, least in enumerate(_LENGTH_CLASSES) if i == 0 or least <= self.length)
+        index = bisect_right(_LENGTH_CLASSES, max(1, self.length)) - 1
         return min(0.97, _LENGTH_PRIORS[index] * _SHARE_PRIORS[self.agreement])
 
 
 def evidence(source: str, num_matching: int, num_votes: int, num_places: int) -> Evidence:
     """Of a token that `num_votes` of `num_places` places continue with, after `num_matching` matching tokens."""
-    length = max(least for least in _LENGTH_CLASSES if least <= max(1, num_matching))
+    length = _LENGTH_CLASSES[bisect_right(_LENGTH_CLASSES, max(1, num_matching)) - 1]
     share = num_votes / num_places
     if share < 0.8:
         return Evidence(source, length, int(share >= 0.5))
@@ -105,7 +105,8 @@ class Guess:
 def continue_places(
     drafter: str, places: Sequence[Place], tail: Sequence[int], num_tokens: int, chance: Chance
 ) -> Guess:
-    """What most places were followed by, the newest (first) where they are even, token by token.
+    """What most places were followed by, the first (own before others', newest before older) where they are even, token
+    by token.
 
     Tried among the longest matches alone, and among all of them: long ones are right more often, many ones agree less
     by chance. What has more expected tokens is taken. `tail`: tokens after the text that the matches include.
@@ -126,15 +127,19 @@ def _walk(
 ) -> Guess:
     new_ids, found, chances = list(tail), [], []
     for index in range(num_tokens):
-        followers = [(place, place.following(index, new_ids)) for place in places]
-        votes = Counter(token_id for _, token_id in followers if token_id is not None)
-        if not votes:
+        # in the order of the places, so that the newest one's token comes first among equals
+        voters: dict[int, list[Place]] = {}
+        num_places = 0
+        for place in places:
+            token_id = place.following(index, new_ids)
+            if token_id is not None:
+                voters.setdefault(token_id, []).append(place)
+                num_places += 1
+        if not voters:
             break
-        # most_common keeps the order of first appearance among equals, which is that of the newest place
-        ((token_id, num_votes),) = votes.most_common(1)
-        places = [place for place, follower in followers if follower == token_id]
-        source = min(place.source for place in places)
-        found.append(evidence(source, num_matching + index, num_votes, votes.total()))
+        chosen = max(voters, key=lambda token_id: len(voters[token_id])) if len(voters) > 1 else next(iter(voters))
+        places = voters[chosen]
+        found.append(evidence(places[0].source, num_matching + index, len(places), num_places))
         chances.append(chance(found[-1]))
-        new_ids.append(token_id)
+        new_ids.append(chosen)
     return Guess(drafter, tuple(new_ids[len(tail) :]), tuple(found), tuple(chances))

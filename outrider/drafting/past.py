@@ -17,7 +17,7 @@ from outrider.drafting.suffix import match_length
 
 ANCHOR_TOKENS = 3
 """Shortest match in another text: shorter ones are everywhere."""
-MAX_PLACES = 8
+MAX_PLACES = 6
 BYTES_PER_TOKEN = 400
 """Of a text and its index, at most: each place an entry of its own."""
 BYTES_PER_TEXT = 1000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outrider.drafting.guess import MAX_MATCH_TOKENS, OWN, Place
 
-MAX_PLACES = 24
+MAX_PLACES = 12
 """Newest places that a query looks at."""
 NOWHERE = -1
 
@@ -76,9 +76,7 @@ class _Chain:
 
 def match_length(ids: Sequence[int], position: int, recent: Sequence[int]) -> int:
     """How many tokens before `position` are the last ones of `recent`."""
-    length = 0
-    for a, b in zip(reversed(ids[max(0, position - len(recent)) : position]), reversed(recent), strict=False):
-        if a != b:
-            break
+    length, most = 0, min(position, len(recent))
+    while length < most and ids[position - 1 - length] == recent[-1 - length]:
         length += 1
     return length
