@@ -52,6 +52,8 @@ def _show(report: dict[str, Any]) -> None:
     )
     out.print(_acceptance_table(report))
     out.print(_coverage_table(vocabulary))
+    if any(pair["trained"]["by_kind"] for by in report["acceptance"].values() for pair in by.values()):
+        out.print(_kinds_table(report))
 
 
 def _acceptance_table(report: dict[str, Any]) -> Table:
@@ -72,4 +74,16 @@ def _coverage_table(vocabulary: dict[str, Any]) -> Table:
     for name, by in vocabulary["coverage"].items():
         for key, values in by.items():
             table.add_row(name, key.removeprefix("t"), f"{values['tokens']:.1%}", f"{values['mass']:.1%}")
+    return table
+
+
+def _kinds_table(report: dict[str, Any]) -> Table:
+    kinds = sorted(
+        {k for by in report["acceptance"].values() for pair in by.values() for k in pair["trained"]["by_kind"]}
+    )
+    table = Table("held out: tokens a pass with 3 guesses", "T", *kinds)
+    for name, by in report["acceptance"].items():
+        for key, pair in by.items():
+            own = pair["trained"]["by_kind"]
+            table.add_row(name, key.removeprefix("t"), *(f"{own[k][2]:.2f}" if k in own else "" for k in kinds))
     return table

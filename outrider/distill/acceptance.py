@@ -7,8 +7,7 @@ So nothing needs to be drawn: expectations over all rounds follow from the text,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,13 @@ class Acceptance:
     """positions[j]: the share of guesses that stand at place j of a chain, given that those before it stood.
 
     mean_lengths[g - 1]: tokens a pass of the target yields with g guesses, its own included. num_tokens: seen.
+    by_kind: mean_lengths of each kind of prompt, where prompts have kinds.
     """
 
     positions: list[float]
     mean_lengths: list[float]
     num_tokens: int
+    by_kind: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Judge:
@@ -57,10 +58,10 @@ class Judge:
         draft: Any,
         draft_ids: torch.Tensor,
         compute_dtype: torch.dtype,
-        on_batch: Callable[[], None] = lambda: None,
     ) -> Acceptance:
         """Of `draft`, whose head guesses the ids draft_ids, int64[dV]."""
-        tables = []
+        tables: list[np.ndarray] = []
+        kinds: dict[str, list[np.ndarray]] = {}
         for indices in self.corpus.in_order(BATCH_TOKENS):
             batch = self.corpus.batch(indices)
             with torch.autocast("cpu", compute_dtype, enabled=compute_dtype != torch.float32):
@@ -69,8 +70,9 @@ class Judge:
                 table = self._table(batch, row, index, hidden, draft.lm_head.weight, draft_ids, compute_dtype)
                 if table.shape[1]:
                     tables.append(table)
-            on_batch()
-        return summarize(tables)
+                    kinds.setdefault(self.corpus.sequences[index].tag, []).append(table)
+        by_kind = {kind: summarize(own).mean_lengths for kind, own in sorted(kinds.items()) if kind}
+        return replace(summarize(tables), by_kind=by_kind)
 
     def _table(
         self,

@@ -79,7 +79,7 @@ def _held_out(
     for set_name, prompts in source.held_out.items():
         made[set_name] = {}
         for key, temperature in TEMPERATURES.items():
-            jobs = [_job(target, p, next(numbers), temperature) for p in prompts]
+            jobs = [_job(target, p, next(numbers), temperature, p.kind) for p in prompts]
             jobs = [job for job in jobs if len(job.prompt_ids) <= settings.max_prompt_tokens]
             if not jobs:
                 raise InvalidArgument(
@@ -119,7 +119,7 @@ def _train_shards(
                     prompt = follow_ups.pop(0)
                 else:
                     prompt, at = source.prompt(at), at + 1
-                job = _job(target, prompt, number, _temperature(settings, number))
+                job = _job(target, prompt, number, _temperature(settings, number), prompt.follow_up)
                 number += 1
                 if len(job.prompt_ids) > settings.max_prompt_tokens:
                     num_too_long += 1
@@ -164,12 +164,13 @@ def _shard(
     return read_shard(folder, name)
 
 
-def _job(target: Target, prompt: Prompt, number: int, temperature: float) -> Job:
+def _job(target: Target, prompt: Prompt, number: int, temperature: float, tag: str) -> Job:
+    """tag: of training text the follow-up question, of held-out text the kind of prompt."""
     messages = [dict(m) for m in prompt.messages]
     ids = target.chat_ids(messages)
     if not ids:
         raise InvalidArgument(f"prompts: {messages[-1]['content']!r} has no tokens for this target", field="prompts")
-    return Job(number, ids, temperature, messages, prompt.follow_up)
+    return Job(number, ids, temperature, messages, tag)
 
 
 def _follow_up(messages: list[dict[str, str]], response: str, question: str) -> Prompt:

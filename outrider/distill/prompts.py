@@ -38,12 +38,13 @@ KINDS: tuple[tuple[str, float], ...] = (("topic", 0.55), ("text", 0.2), ("code",
 class Prompt:
     """A conversation that the target is to continue. follow_up: what the user asks after its answer, or nothing.
 
-    parts: the topic and the template it was made of, for those that hold some out.
+    parts: the topic and the template it was made of, for those that hold some out. kind: one of KINDS, or nothing.
     """
 
     messages: tuple[Message, ...]
     follow_up: str = ""
     parts: tuple[str, ...] = ()
+    kind: str = ""
 
 
 class PromptSource(Protocol):
@@ -92,7 +93,8 @@ class BuiltIn:
         """topic, template: whether those parts are held-out ones."""
         draw = _Draw(np.random.default_rng([self._seed, *key]), topic, template)
         kinds, shares = zip(*KINDS, strict=True)
-        text, parts = _MAKERS[kinds[int(draw.generator.choice(len(kinds), p=shares))]](draw)
+        kind = kinds[int(draw.generator.choice(len(kinds), p=shares))]
+        text, parts = _MAKERS[kind](draw)
         messages: list[Message] = []
         if draw.chance(SYSTEM_SHARE):
             messages.append({"role": "system", "content": draw.template(prompt_templates.SYSTEMS)})
@@ -102,7 +104,7 @@ class BuiltIn:
         messages.append({"role": "user", "content": text})
         is_trained = not (topic or template)
         follow_up = draw.template(prompt_templates.FOLLOW_UPS) if is_trained and draw.chance(FOLLOW_UP_SHARE) else ""
-        return Prompt(tuple(messages), follow_up, parts)
+        return Prompt(tuple(messages), follow_up, parts, kind)
 
 
 class PromptFile:
