@@ -25,6 +25,8 @@ MAX_TOKENS = 640
 TOKENS_AT_ONCE = 490
 """Of which small passes begin: just before attention takes a second lot of keys."""
 
+MAX_TREE_DEPTH = 5
+
 
 def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None] | None = None) -> Numerics:
     """Compares the logits of one text computed in different chunks, places and companies; tells what was compared.
@@ -61,9 +63,10 @@ def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None]
             itertools.chain([before], itertools.cycle([9, 1, 5, 2, 12])),
             other,
         ),
+        "trees": (straight + other, itertools.chain([before], itertools.cycle([5, 1, 3, 16])), None),
     }
     for name, (table, chunks, company) in histories.items():
-        logits = _run(model, ids, table, chunks, company)
+        logits = _run(model, ids, table, chunks, company, MAX_TREE_DEPTH if name == "trees" else 0)
         differs = (logits.view(np.int32) != reference.view(np.int32)).any(1)
         if differs.any():
             row = int(differs.argmax())
@@ -85,16 +88,26 @@ def prove(model: LanguageModel, on_progress: Callable[[str, float | None], None]
 
 
 def _run(
-    model: LanguageModel, ids: list[int], table: list[int], chunks: Iterator[int], company: list[int] | None
+    model: LanguageModel,
+    ids: list[int],
+    table: list[int],
+    chunks: Iterator[int],
+    company: list[int] | None,
+    max_tree_depth: int = 0,
 ) -> np.ndarray:
     """float32[len(ids), vocab]: the text's logits, computed chunk by chunk.
 
-    company: blocks of a second stream, one or more of whose rows come before this text's in every pass.
+    company: blocks of a second stream, one or more of whose rows come before this text's in every pass. Chunks of up to
+    `max_tree_depth` tokens are trees, in which each has a sibling that is another token.
     """
     parts = []
     done = passes = 0
     while done < len(ids):
         count = min(next(chunks), len(ids) - done)
+        if count <= max_tree_depth:
+            parts.append(_run_tree(model, done, ids[done : done + count], table))
+            done += count
+            continue
         own = Segment(done, ids[done : done + count], table, count)
         segments = [own]
         if company is not None:
@@ -105,3 +118,20 @@ def _run(
         done += count
         passes += 1
     return np.concatenate(parts)
+
+
+def _run_tree(model: LanguageModel, start: int, ids: list[int], table: list[int]) -> np.ndarray:
+    """The tokens' rows; what the tree leaves in the cache is as if they had been computed alone."""
+    nodes, parents, last = [], [], -1
+    for token_id in ids:
+        nodes += [(token_id + 1) % model.vocab_size, token_id]
+        parents += [last, last]
+        last = len(nodes) - 1
+    logits = model.forward(PackedBatch((Segment(start, nodes, table, len(nodes), tuple(parents)),)))
+    sources = range(start + 1, start + len(nodes), 2)
+    model.move_slots(_slots(table, sources), _slots(table, range(start, start + len(ids))))
+    return logits[1::2].copy()
+
+
+def _slots(table: list[int], places: range) -> list[int]:
+    return [table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in places]

@@ -166,7 +166,7 @@ def test_a_lone_row_is_computed_twice_and_written_once():
 def test_the_proof_holds_where_it_should_and_fails_where_it_should():
     found = prove(adapt("llama", "bfloat16"))
     assert (found.mode, found.proven, found.row_counts) == ("exact", True, ROW_COUNTS)
-    assert (found.num_histories, found.num_tokens) == (5, CONTEXT_LENGTH)
+    assert (found.num_histories, found.num_tokens) == (6, CONTEXT_LENGTH)
     assert found.probe_s > 0
     assert "passes of 1-17, 32, 64, 128 rows, bitwise equal" in found.summary()
     with pytest.raises(FailedPrecondition, match=r"numerics=exact does not hold.*256 tokens|of 256 rows differ"):

@@ -47,7 +47,8 @@ def settings(folder, **extra):
 
 
 def passes(model):
-    """Logits of a prefill of two streams, of steps in company, and of steps after a block was copied."""
+    """Logits of a prefill of two streams, of steps in company, of steps after a block was copied, of a tree, and of a
+    step after one of its paths."""
     model.allocate_cache(8, 4)
     rng = np.random.default_rng(0)
     first, second = rng.integers(0, 97, 6).tolist(), rng.integers(0, 97, 3).tolist()
@@ -61,6 +62,9 @@ def passes(model):
             table[1] = 6
         batch = PackedBatch((Segment(6 + step, [token], table, 1), Segment(3 + step, [step], [1, 3], 1)))
         rows.append(model.forward(batch).copy())
+    rows.append(model.forward(PackedBatch((Segment(6, [9, 8, 7, 6], [5, 6, 7], 4, (-1, -1, 1, 1)),))).copy())
+    model.move_slots([27, 29], [26, 27])
+    rows.append(model.forward(PackedBatch((Segment(8, [5], [5, 6, 7], 1),))).copy())
     return np.concatenate(rows)
 
 
@@ -177,7 +181,9 @@ def test_shares_of_all_ranks_are_even_and_make_up_the_whole(tied, monkeypatch):
 
 
 def test_batches_arrive_as_they_were_sent():
-    batch = PackedBatch((Segment(5, [1, 2, 3], [9, 4], 2), Segment(0, [7], [], 0)))
+    batch = PackedBatch(
+        (Segment(5, [1, 2, 3], [9, 4], 2), Segment(0, [7], [], 0), Segment(1, [8, 9], [2], 1, (-1, -1)))
+    )
     assert decode(encode(batch)) == batch
     assert decode(encode(PackedBatch(()))) == PackedBatch(())
 

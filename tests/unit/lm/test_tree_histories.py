@@ -34,7 +34,7 @@ def test_any_history_of_a_toy():
     def check(text, logits):
         assert np.array_equal(logits, known.logits_for(text))
 
-    counts = run(lambda: ToyModel(spec), check, scaled(1500, at_least=150))
+    counts = run(lambda: ToyModel(spec), check, scaled(2000, at_least=200))
     assert all(counts[kind] for kind in KINDS), counts
 
 

@@ -117,6 +117,12 @@ def test_no_path_is_kept_of_a_sequence_that_is_being_computed():
         sequence.keep_path([0])
 
 
+def test_nodes_are_never_final():
+    sequence = sequence_with_tree()
+    sequence.committed_length = 11
+    assert sequence.num_final == 5
+
+
 def test_truncation_leaves_the_first_nodes():
     sequence = sequence_with_tree()
     sequence.truncate(8)

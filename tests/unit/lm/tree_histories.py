@@ -16,11 +16,12 @@ KINDS = (
     "trees", "grown", "kept", "moved", "kept_nothing", "cut_trees", "trees_with_prefix_hits", "trees_that_copied",
     "preempted_trees", "half_done_preempted_trees", "evicted_trees", "kept_when_evicted", "truncated_trees",
     "dropped_trees", "closed_trees", "evictions",
+    "evicted_before_moved",
 )  # fmt: skip
 MAX_STREAMS = 7
 NAMES = (
     "open", "ask_for_plain_rows", "ask_for_plain_rows", "ask_for_a_tree", "ask_for_a_tree", "ask_for_a_tree",
-    "keep_a_path", "keep_a_path", "keep_a_path", "truncate", "step", "step", "step", "step", "step", "drop", "close",
+    "keep_a_path", "keep_a_path", "keep_a_path", "truncate", "step", "step", "step", "step", "drop", "close",
 )  # fmt: skip
 histories = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2**32 - 1)), min_size=60, max_size=150)
 """Names of methods of `History`, each with a seed for what it draws."""
@@ -83,12 +84,12 @@ class History:
         self.texts = [[rng.randrange(self.vocab_size) for _ in range(80)] for _ in range(2)]
         self.engine = Engine(
             model,
-            num_blocks=rng.randint(10, 13),
+            num_blocks=rng.choice([10, 11, 12, 30]),
             block_size=4,
             max_batch_tokens=rng.choice([5, 9, 24]),
             max_waiting_sessions=0,
             overcommit=100.0,
-            idle_grace_s=0.0,
+            idle_grace_s=rng.choice([0.0, 0.0, 1e9]),
         )
         self.streams = []
         self.loop = Loop()
@@ -113,6 +114,7 @@ class History:
                 counts["preempted_trees"] += 1
                 counts["half_done_preempted_trees"] += job.tree_start < sequence.num_computed < job.total
             counts["evicted_trees"] += job is None and bool(sequence.parents)
+            counts["evicted_before_moved"] += bool(sequence.moves)
             evict(sequence)
 
         placement._evict = counted
@@ -163,7 +165,7 @@ class History:
         stream = self.stream(rng)
         if stream is None:
             return
-        plain = [] if stream.parents else self.more_of_the_text(stream, rng.choice([0, 1, 1, 9, 12]))
+        plain = [] if stream.parents else self.more_of_the_text(stream, rng.choice([0, 1, 1, 8, 9, 12]))
         room = stream.sequence.max_length - len(stream.ids) - len(plain)
         start = len(stream.parents)
         reach = rng.choice([1, 3, 20])
@@ -173,8 +175,16 @@ class History:
         if parents:
             self.counts["trees"] += 1
             self.counts["grown"] += start > 0
-            ids = plain + [rng.randrange(self.vocab_size) for _ in parents]
+            ids = plain + self.nodes(rng, stream, len(plain), parents)
             self.ask(stream, ids, rng.choice([min(len(parents) + 1, len(ids)), len(ids), 1]), parents)
+
+    def nodes(self, rng, stream, num_plain, parents):
+        """Ids for a tree's next nodes, some of which go on with the text."""
+        whole = (*stream.parents, *parents)
+        start = len(stream.ids) - len(stream.parents) + num_plain
+        depths = [len(path_to(whole, node)) for node in range(len(stream.parents), len(whole))]
+        drawn = [rng.randrange(self.vocab_size) for _ in parents]
+        return [stream.text[start + d - 1] if rng.random() < 0.6 else i for d, i in zip(depths, drawn, strict=True)]
 
     def keep_a_path(self, rng):
         stream = self.stream(rng, tree=True)
@@ -190,7 +200,7 @@ class History:
         assert (sequence.token_ids, sequence.parents) == (stream.ids, ())
         counts["moved"] += bool(sequence.moves)
         sequence.committed_length = len(stream.ids)
-        if rng.random() < 0.5 and (ids := self.more_of_the_text(stream, 1)):
+        if rng.random() < 0.2 and (ids := self.more_of_the_text(stream, 1)):
             self.ask(stream, ids, 1)
 
     def truncate(self, rng):
