@@ -23,6 +23,7 @@ from outrider.lm.embedding import map_embedding
 from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_fingerprint
 from outrider.lm.int8_linear import quantize_linears, weight_bytes
 from outrider.lm.interface import LoadedModel, ModelDescription
+from outrider.lm.memory import give_back_freed
 from outrider.lm.numerics import prove
 from outrider.lm.pretrained import check_code, load_gguf, load_tokenizer, load_weights, read_config
 from outrider.lm.tensor_parallel import shard_model
@@ -83,7 +84,7 @@ def load_checkpoint(
     num_bytes = weight_bytes(model)
     weights = f"{dtype} with int8 weights" if is_int8 else dtype
     num_packed = pack_linears(model) if device.type == "cpu" else 0
-    if device.type == "cpu" and path.is_dir():
+    if device.type == "cpu":
         map_embedding(model, path)
     context = context_length(_own_context_length(model, settings), settings)
     is_exact = settings.numerics == "exact"
@@ -119,6 +120,7 @@ def load_checkpoint(
             **({"quantization": f"{quantization}, dequantised to {dtype}"} if quantization else {}),
         },
     )
+    give_back_freed()
     on_progress(f"{name} is loaded", 1.0)
     trimmed = adapted if ids is None else TrimmedModel(adapted, ids, vocab_size)
     return LoadedModel(trimmed, description, tokenizer)
