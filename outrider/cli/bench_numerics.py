@@ -86,8 +86,8 @@ def _cost(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 def print_numerics(cell: Cell, result: dict[str, Any]) -> None:
     """A row for plain and for speculative decoding."""
-    names = ("", "fast tokens/s", "exact tokens/s", "fast pass, ms", "exact pass, ms")
-    costs = {"time": "time", "pass": "a pass", "cpu": "processor"}
+    names = ("", "tokens/s\nfast", "\nexact", "pass, ms\nfast", "\nexact")
+    costs = {"time": "cost in\ntime", "pass": "\na pass", "cpu": "\nCPU time"}
     title = f"{cell.workload}, temperature {cell.temperature:g}: what numerics=exact costs"
     table = Table(*names, *costs.values(), title_justify="left", title=title)
     for mode, name in (("plain", "plain"), ("speculative", f"γ = {result['gamma']}")):
