@@ -70,6 +70,7 @@ class DraftServicer:
     """`DraftService` of one worker."""
 
     def __init__(self, worker: Worker) -> None:
+        assert isinstance(worker.settings, DraftWorkerSettings)
         if TEXT in worker.settings.drafters and worker.loaded.translator is None:
             raise InvalidArgument(
                 "drafters: text translates between tokenizers, and the target has this model's own; leave text out",
@@ -140,6 +141,7 @@ class _DraftStream:
             max_draft_tokens=settings.max_draft_tokens,
             min_ngram=settings.lookup_min_ngram,
             max_ngram=settings.lookup_max_ngram,
+            width=settings.tree_width,
             counters=self._worker.counters,
         )
         self._free()

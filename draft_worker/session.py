@@ -11,6 +11,8 @@ from draft_worker.model_drafter import NAME as MODEL
 from draft_worker.model_drafter import ModelDrafter
 from draft_worker.text_drafter import NAME as TEXT
 from draft_worker.text_drafter import TextDrafter
+from draft_worker.tree_drafter import NAME as TREE
+from draft_worker.tree_drafter import TreeDrafter
 from outrider.drafting.drafter import Drafter
 from outrider.drafting.proposal import Proposal
 from outrider.drafting.translation import Translator
@@ -20,7 +22,7 @@ from outrider.serving.checks import check_draft_opening
 from outrider.serving.messages import DraftOpening, Header, OutOfStep
 from outrider.serving.session_log import SessionCounters, SessionLog
 
-KNOWN_DRAFTERS = (MODEL, LOOKUP, TEXT)
+KNOWN_DRAFTERS = (MODEL, LOOKUP, TEXT, TREE)
 
 
 class DraftSession:
@@ -41,6 +43,7 @@ class DraftSession:
         max_draft_tokens: int = 16,
         min_ngram: int = 2,
         max_ngram: int = 4,
+        width: int = 2,
         counters: SessionCounters | None = None,
     ) -> None:
         check_draft_opening(opening, vocab_size=vocab_size)
@@ -54,6 +57,7 @@ class DraftSession:
         self._max_q_entries = opening.max_q_entries
         self._context_length = context_length
         self._ngrams = (min_ngram, max_ngram)
+        self._width = width
         self._translator = translator
         self._drafters: dict[str, Drafter] = {}
 
@@ -68,7 +72,7 @@ class DraftSession:
 
     def needs_sequence(self, drafter: str = "") -> bool:
         """Whether `sequence` must be set before this drafter (empty: the session's) can propose."""
-        return self.sequence is None and (drafter or self._default) in (MODEL, TEXT) and self.reserved_length > 0
+        return self.sequence is None and (drafter or self._default) in (MODEL, TEXT, TREE) and self.reserved_length > 0
 
     def prefill(self) -> Program[None]:
         """Computes the prompt, or whatever else the session's own drafter prepares."""
@@ -118,6 +122,8 @@ class DraftSession:
             assert self._translator is not None, "checked at start: the text drafter translates"
             return TextDrafter(self.log, self.sequence, self._translator)
         ids = None if self._translator is None else ForeignIds(self.log, self._translator)
+        if name == TREE:
+            return TreeDrafter(self.log, self.sequence, self._max_q_entries, ids, width=self._width)
         return ModelDrafter(self.log, self.sequence, self._max_q_entries, ids)
 
     def _checked(self, field: str, name: str) -> str:

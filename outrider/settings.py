@@ -135,6 +135,7 @@ class DraftWorkerSettings(WorkerSettings):
     drafters: AddressList = Field(("model", "lookup"), description="Drafters to offer, the default one first.")
     lookup_max_ngram: int = Field(4, ge=1, description="Longest n-gram that lookup matches.")
     lookup_min_ngram: int = Field(2, ge=1, description="Shortest n-gram that lookup matches.")
+    tree_width: int = Field(2, ge=1, le=16, description="Guesses beside one another at each level of the tree drafter.")
 
 
 class TargetWorkerSettings(WorkerSettings):

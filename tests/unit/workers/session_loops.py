@@ -120,6 +120,8 @@ def draft_session(
     *,
     context_length: int = 4096,
     cap: int = 64,
+    drafters: Sequence[str] = ("model", "lookup"),
+    width: int = 2,
     **fields: Any,
 ) -> DraftSession:
     opening = DraftOpening(
@@ -127,7 +129,14 @@ def draft_session(
         sampling=sampling,
         stopping=stopping or StoppingParams(max_tokens=40),
     )
-    session = DraftSession(opening, vocab_size=model.vocab_size, context_length=context_length, max_draft_tokens=cap)
+    session = DraftSession(
+        opening,
+        vocab_size=model.vocab_size,
+        context_length=context_length,
+        drafters=drafters,
+        max_draft_tokens=cap,
+        width=width,
+    )
     if session.needs_sequence("model"):
         session.sequence = ListSequence(session.reserved_length)
     return session
