@@ -32,6 +32,6 @@ def claim(folder: Path, file: str, values: Mapping[str, Any], field: str) -> Non
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgument(f"{field}: cannot make {folder} ({error})", field=field) from error
-    if any(not entry.name.startswith(".") for entry in folder.iterdir()):
+    if any(not entry.name.startswith(".") and entry.suffix != ".part" for entry in folder.iterdir()):
         raise InvalidArgument(f"{field}: {folder} holds other things; give a new or empty folder", field=field)
     write_json(path, dict(values))

@@ -20,8 +20,7 @@ from outrider.distill.prompts import read_prompts
 from outrider.distill.pruned import PrunedModel
 from outrider.distill.shards import write_json
 from outrider.distill.target import Target
-from outrider.distill.training import Plan, Trainer
-from outrider.distill.training import Progress as TrainingProgress
+from outrider.distill.training import Trainer, TrainingPlan, TrainingState
 from outrider.distill.vocabulary import choose_ids, coverage
 from outrider.errors import FailedPrecondition
 from outrider.lm.loading import Progress
@@ -80,9 +79,9 @@ class _Run:
         start, start_s = self._start(draft, draft_ids)
         trainer = self._train(draft, draft_ids, 2 * start_s + SAVING_S)
         trained = self._measure(draft, draft_ids, "measuring the draft")
-        about = {"seed": self.settings.seed, "trained_steps": trainer.progress.step}
+        about = {"seed": self.settings.seed, "trained_steps": trainer.state.step}
         self._export(draft, draft_ids, about)
-        return self._report(draft, draft_ids, covered, start, trained, trainer.progress)
+        return self._report(draft, draft_ids, covered, start, trained, trainer.state)
 
     def _vocabulary(self) -> tuple[torch.Tensor, dict[str, Any]]:
         file = self.out / "vocabulary.json"
@@ -127,7 +126,7 @@ class _Run:
     def _train(self, draft: Any, draft_ids: torch.Tensor, reserved_s: float) -> Trainer:
         settings = self.settings
         seconds = settings.minutes * 60
-        plan = Plan(
+        plan = TrainingPlan(
             num_steps=settings.num_steps,
             seconds=max(seconds - self.data.seconds - reserved_s, MIN_TRAINING_SHARE * seconds),
             matrix_rate=settings.learning_rate or MATRIX_RATES[settings.kind],
@@ -140,10 +139,10 @@ class _Run:
         )
         trainer = Trainer(draft, self.data.train, self.target.weights.head, draft_ids, plan, self.out / "checkpoint.pt")
 
-        def on_step(progress: TrainingProgress, fraction: float) -> None:
-            last = progress.curve[-1] if progress.curve else None
+        def on_step(state: TrainingState, fraction: float) -> None:
+            last = state.curve[-1] if state.curve else None
             shown = f", cross entropy {last['cross_entropy']:.2f}, acceptance {last['acceptance']:.3f}" if last else ""
-            self.on_progress(f"training: step {progress.step}{shown}", fraction)
+            self.on_progress(f"training: step {state.step}{shown}", fraction)
 
         trainer.run(on_step)
         return trainer
@@ -161,7 +160,7 @@ class _Run:
         covered: dict[str, Any],
         start: dict[str, Any],
         trained: Measured,
-        progress: TrainingProgress,
+        state: TrainingState,
     ) -> dict[str, Any]:
         data = self.data
         return {
@@ -178,7 +177,7 @@ class _Run:
                 "prompts_too_long": data.num_too_long,
             },
             "vocabulary": {"size": len(draft_ids), "coverage": covered},
-            "training": dataclasses.asdict(progress),
+            "training": dataclasses.asdict(state),
             "acceptance": {
                 name: {key: {"start": start[name][key], "trained": value} for key, value in by.items()}
                 for name, by in _plain(trained).items()

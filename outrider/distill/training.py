@@ -36,7 +36,7 @@ class Draft(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """How long and how. Ends after `num_steps` steps, or where that is 0 after `seconds`.
 
     acceptance_share: the last part of the training, which uses the acceptance-aware loss.
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingState:
     """Where the training is. curve: {step, loss, cross_entropy, acceptance, epoch} every few steps."""
 
     step: int = 0
@@ -68,11 +68,17 @@ class Trainer:
     """Trains `draft` in place. checkpoint: the file that a killed run goes on from."""
 
     def __init__(
-        self, draft: Any, corpus: Corpus, head: torch.Tensor, draft_ids: torch.Tensor, plan: Plan, checkpoint: Path
+        self,
+        draft: Any,
+        corpus: Corpus,
+        head: torch.Tensor,
+        draft_ids: torch.Tensor,
+        plan: TrainingPlan,
+        checkpoint: Path,
     ) -> None:
         """head [V, H]: the target's. draft_ids: int64[dV], ascending."""
         self.draft, self.plan = draft, plan
-        self.progress = Progress()
+        self.state = TrainingState()
         self._corpus, self._checkpoint = corpus, checkpoint
         self._target_rows = head[draft_ids].to(plan.compute_dtype)
         self._listed = torch.zeros(len(head), dtype=torch.bool)
@@ -84,28 +90,28 @@ class Trainer:
     def fraction(self) -> float:
         """Of the training that is done, 0 to 1."""
         if self.plan.num_steps:
-            return min(1.0, self.progress.step / self.plan.num_steps)
-        return min(1.0, self.progress.seconds / self.plan.seconds)
+            return min(1.0, self.state.step / self.plan.num_steps)
+        return min(1.0, self.state.seconds / self.plan.seconds)
 
-    def run(self, on_step: Callable[[Progress, float], None]) -> None:
+    def run(self, on_step: Callable[[TrainingState, float], None]) -> None:
         """To the end, with a checkpoint every so often and a last one. on_step is told after each step."""
-        progress = self.progress
+        state = self.state
         saved_at = last = time.monotonic()
-        batches = self._corpus.endless(self.plan.batch_tokens, self.plan.seed, skip=progress.step)
+        batches = self._corpus.endless(self.plan.batch_tokens, self.plan.seed, skip=state.step)
         self.draft.train()
         while self.fraction() < 1.0:
             epoch, indices = next(batches)
             measured = self._step(self._corpus.batch(indices))
-            progress.step += 1
+            state.step += 1
             now = time.monotonic()
-            progress.seconds, last = progress.seconds + now - last, now
-            progress.num_tokens += sum(len(self._corpus.sequences[i].token_ids) for i in indices)
-            if progress.step % LOG_STEPS == 0 or self.fraction() >= 1.0:
-                progress.curve.append({"step": progress.step, "epoch": epoch, **measured})
+            state.seconds, last = state.seconds + now - last, now
+            state.num_tokens += sum(len(self._corpus.sequences[i].token_ids) for i in indices)
+            if state.step % LOG_STEPS == 0 or self.fraction() >= 1.0:
+                state.curve.append({"step": state.step, "epoch": epoch, **measured})
             if now - saved_at >= self.plan.checkpoint_s:
                 self._save()
                 saved_at = time.monotonic()
-            on_step(progress, self.fraction())
+            on_step(state, self.fraction())
         self._save()
         self.draft.eval()
 
@@ -143,19 +149,19 @@ class Trainer:
                 }
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step(self.progress.step, self.fraction())
+            self._optimizer.step(self.state.step, self.fraction())
         return measured
 
     def _save(self) -> None:
-        progress = self.progress
+        state = self.state
         content = {
             "draft": {name: p.detach() for name, p in self.draft.named_parameters() if p.requires_grad},
             "optimizer": self._optimizer.state_dict(),
-            "step": progress.step,
-            "seconds": progress.seconds,
-            "num_tokens": progress.num_tokens,
-            "curve": progress.curve,
-            "resumed_from": progress.resumed_from,
+            "step": state.step,
+            "seconds": state.seconds,
+            "num_tokens": state.num_tokens,
+            "curve": state.curve,
+            "resumed_from": state.resumed_from,
         }
         part = self._checkpoint.with_name(self._checkpoint.name + ".part")
         torch.save(content, part)
@@ -167,11 +173,11 @@ class Trainer:
         for name, value in content["draft"].items():
             own[name].data.copy_(value)
         self._optimizer.load_state_dict(content["optimizer"])
-        self.progress = Progress(
+        self.state = TrainingState(
             content["step"], content["seconds"], content["num_tokens"], content["curve"], content["resumed_from"]
         )
         if self.fraction() < 1.0:
-            self.progress.resumed_from.append(content["step"])
+            self.state.resumed_from.append(content["step"])
 
 
 def target_probabilities(batch: Batch, wanted: torch.Tensor, target_rows: torch.Tensor) -> torch.Tensor:

@@ -181,10 +181,8 @@ def test_the_same_command_goes_on_after_sigkill(runs, toys, tmp_path):
     given = settings(toys, tmp_path / "out", data=str(toys[2] / "data"), num_steps=3000, checkpoint_interval_s=0.0)
     command = [sys.executable, "-m", "outrider.cli", "distill", *to_flags(given)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
     while not (tmp_path / "out" / "checkpoint.pt").is_file():
         assert process.poll() is None, process.stderr.read().decode()
-        assert time.monotonic() < deadline
         time.sleep(0.05)
     process.kill()
     assert process.wait() == -signal.SIGKILL
