@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact clean
+.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-gpu clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -64,6 +64,9 @@ bench-peers: setup  ## beside transformers and vLLM on this machine; last line i
 
 bench-exact: setup  ## bf16 greedy text with drafts against plain text; last line is one JSON object
 	$(BIN)/python tests/benchmarks/exact.py
+
+bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
+	$(BIN)/python tests/benchmarks/gpu.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -21,11 +21,13 @@ from outrider.lm.cpu_linear import pack_linears
 from outrider.lm.draft_vocab import TrimmedModel, drafted_ids, trim_head
 from outrider.lm.embedding import map_embedding
 from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_fingerprint
+from outrider.lm.gpu.model import adapt
 from outrider.lm.int8_linear import quantize_linears, weight_bytes
 from outrider.lm.interface import LoadedModel, ModelDescription
 from outrider.lm.memory import give_back_freed
 from outrider.lm.numerics import prove
 from outrider.lm.pretrained import check_code, load_gguf, load_tokenizer, load_weights, read_config
+from outrider.lm.rank_devices import rank_device
 from outrider.lm.tensor_parallel import shard_model
 from outrider.results import Numerics
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
@@ -56,7 +58,11 @@ def load_checkpoint(
     Raises InvalidArgument naming the field when the checkpoint, its tokenizer or the device does not serve.
     """
     transformers.utils.logging.disable_progress_bar()
-    device = _device(settings.device)
+    num_ranks = settings.tensor_parallel if isinstance(settings, TargetWorkerSettings) else 1
+    if num_ranks > 1:
+        device = rank_device(settings.device, torch.distributed.get_rank(), num_ranks).device
+    else:
+        device = _device(settings.device)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     cache_dtype = _cache_dtype(settings.kv_cache_dtype, device)
@@ -76,7 +82,7 @@ def load_checkpoint(
     dtype = _name(model.dtype)
     on_progress(f"preparing {name} for {device}", 0.7)
     model = model.to(device)  # type: ignore[arg-type]
-    if isinstance(settings, TargetWorkerSettings) and settings.tensor_parallel > 1:
+    if num_ranks > 1:
         shard_model(model)
     is_int8 = isinstance(settings, DraftWorkerSettings) and settings.weight_dtype == "int8"
     if is_int8:
@@ -89,7 +95,8 @@ def load_checkpoint(
     context = context_length(_own_context_length(model, settings), settings)
     is_exact = settings.numerics == "exact"
     num_logits = vocab_size if ids is None else len(ids)
-    adapted = TransformersModel(
+    # Ranks run the eager passes: sums between them in a captured step were never tried.
+    adapted = (adapt if num_ranks == 1 else TransformersModel)(
         model, vocab_size=num_logits, context_length=context, exact=is_exact, cache_dtype=cache_dtype
     )
     cache = _name(cache_dtype or model.dtype)

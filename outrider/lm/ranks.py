@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from outrider.errors import Internal, InvalidArgument
 from outrider.lm.interface import LanguageModel, LoadedModel, PackedBatch, Segment
+from outrider.lm.rank_devices import rank_device
 from outrider.settings import TargetWorkerSettings
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ class Ranks:
         self._processes = [self._start(rank, store.port, settings) for rank in range(1, num_ranks)]
         self._store = store
         atexit.register(self.close)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=num_ranks, timeout=timeout)
+        own = rank_device(settings.device, 0, num_ranks)
+        own.use()
+        dist.init_process_group(own.backend, store=store, rank=0, world_size=num_ranks, timeout=timeout)
 
     @property
     def pids(self) -> list[int]:
@@ -133,9 +136,11 @@ class TensorParallelModel:
         return self._model.bytes_per_block(block_size)
 
     def free_bytes(self) -> int:
-        """Memory free for each rank."""
+        """Memory free for each rank: on a CPU all share it, GPUs are each rank's own."""
         model: Any = self._model
-        return int(model.free_bytes()) // (len(self.ranks.pids) + 1)
+        has_own = getattr(getattr(model, "device", None), "type", "cpu") == "cuda"
+        num_sharing = 1 if has_own else len(self.ranks.pids) + 1
+        return int(model.free_bytes()) // num_sharing
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """On all ranks."""
@@ -209,8 +214,7 @@ def load_on_ranks(
 
 def check_settings(settings: TargetWorkerSettings) -> None:
     """Raises InvalidArgument, naming the setting, on what a tensor-parallel model does not go with."""
-    if settings.device not in ("auto", "cpu"):
-        raise InvalidArgument(f"tensor_parallel: runs on device cpu, not {settings.device}", field="device")
+    rank_device(settings.device, 0, settings.tensor_parallel)
     if settings.numerics == "exact":
         raise InvalidArgument("tensor_parallel: numerics=exact is proved for one rank only", field="numerics")
 
@@ -226,7 +230,9 @@ def serve_rank(rank: int, port: int, pipe: BinaryIO) -> None:
     timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     num_ranks = settings.tensor_parallel
     store = dist.TCPStore("127.0.0.1", port, num_ranks, is_master=False, timeout=timeout, wait_for_workers=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+    own = rank_device(settings.device, rank, num_ranks)
+    own.use()
+    dist.init_process_group(own.backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
     model = load_model(settings).model
     while (frame := _read_frame(pipe, item_bytes=8)) is not None:
         operation, values = frame[0], np.frombuffer(frame[1], np.int64)
