@@ -19,6 +19,7 @@ from outrider.errors import InvalidArgument
 from outrider.lm.attention import AttentionPlan, KVCache, paged_attention
 from outrider.lm.batch import flatten, split
 from outrider.lm.cpu_linear import fix_orders
+from outrider.lm.decoder_loop import DecoderLoop, decoder_loop
 from outrider.lm.exact_attention import TILE, ExactPlan
 from outrider.lm.interface import PackedBatch
 from outrider.lm.rotary import use_rotary_table
@@ -70,6 +71,7 @@ class TransformersModel:
         self._exact = exact
         self._num_threads = torch.get_num_threads()
         self._model = model.eval()
+        self._loop: DecoderLoop | None = None
         self._block_size = 1
         self._cache = KVCache([], 0, self._dtype, self.device)
         _check_config(model)
@@ -79,6 +81,7 @@ class TransformersModel:
         if exact:
             _check_exact(model)
             fix_orders(model)
+        self._loop = decoder_loop(model)
 
     def bytes_per_block(self, block_size: int) -> int:
         """Keys and values of all layers."""
@@ -144,12 +147,12 @@ class TransformersModel:
     def _call(self, token_ids: np.ndarray, positions: np.ndarray, logit_rows: np.ndarray, plan: Any) -> torch.Tensor:
         ids = torch.from_numpy(token_ids).to(self.device)[None]
         self.num_rows_computed += ids.numel()
+        places = torch.from_numpy(positions).to(self.device)[None]
+        wanted = torch.from_numpy(logit_rows).to(self.device)
+        if self._loop is not None:
+            return self._loop(ids, places, wanted, plan)
         return self._model(
-            input_ids=ids,
-            position_ids=torch.from_numpy(positions).to(self.device)[None],
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(logit_rows).to(self.device),
-            **{PLAN: plan},
+            input_ids=ids, position_ids=places, use_cache=False, logits_to_keep=wanted, **{PLAN: plan}
         ).logits
 
     @torch.inference_mode()
