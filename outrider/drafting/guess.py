@@ -21,7 +21,7 @@ OWN, PAST = "own", "past"
 MAX_MATCH_TOKENS = 32
 """A longer match says no more."""
 _LENGTH_CLASSES = (1, 2, 3, 4, 5, 7, 10, 16)
-_LENGTH_PRIORS = (0.15, 0.4, 0.55, 0.65, 0.75, 0.82, 0.9, 0.94)
+_LENGTH_PRIORS = (0.1, 0.25, 0.45, 0.6, 0.7, 0.8, 0.88, 0.93)
 """Chance of acceptance that is assumed of a match of at least so many tokens, until it was measured."""
 _SHARE_PRIORS = (0.5, 0.75, 1.0, 1.05)
 
