@@ -76,6 +76,45 @@ async def test_a_kept_path_goes_on_as_a_plain_text():
         engine.check_integrity([sequence])
 
 
+async def test_what_is_evicted_before_it_moved_is_not_found_by_its_hash():
+    engine = toy_engine("toy:vocab=16,order=0,seed=2")
+
+    def program(sequence):
+        yield Forward(sequence, [*PROMPT, *NODES], 7, PARENTS)
+        sequence.keep_path([0, 1, 4])
+        assert sequence.moves
+        sequence.committed_length = 8  # two whole blocks, the second of which lies elsewhere in part
+        engine._cache.evict(sequence)
+        result = yield Forward(sequence, [12])
+        return result.logits.copy()
+
+    with started(engine):
+        logits = await engine.run(program(await engine.open_sequence(20)))
+    assert (logits[0] == engine.model.logits_for([*PROMPT, 6, 7, 10, 12])).all()
+    assert engine.stats().num_rows == 11 + 8 - 4 + 1  # the first block was found again
+
+
+async def test_nodes_are_neither_found_in_another_text_nor_by_another_text():
+    engine = toy_engine("toy:vocab=16,order=0,seed=2")
+
+    def tree(sequence):
+        sequence.committed_length = 11  # too much: nodes never count
+        result = yield Forward(sequence, [*PROMPT, *NODES], 1, PARENTS)
+        return result.logits.copy(), result.num_cached_tokens
+
+    def text(sequence):
+        sequence.committed_length = 11
+        result = yield Forward(sequence, [*PROMPT, *NODES], 1)
+        return result.logits.copy(), result.num_cached_tokens
+
+    with started(engine):
+        for program, num_cached in ((tree, 0), (text, 4), (tree, 4), (text, 8)):
+            logits, num_cached_tokens = await engine.run(program(await engine.open_sequence(20)))
+            ids = [*PROMPT, *(text_of(5) if program is tree else NODES)]
+            assert (logits[0] == engine.model.logits_for(ids)).all()
+            assert num_cached_tokens == num_cached
+
+
 async def test_a_tree_grows_level_by_level():
     engine = toy_engine("toy:vocab=16,order=0,seed=2")
 
