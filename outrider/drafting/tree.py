@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.lm.tree import is_chain, path_to
+
+__all__ = ["PREFIX", "chain_parents", "children", "depths", "is_chain", "path"]
+
 PREFIX = -1
 """The parent of what follows the committed prefix directly."""
 
@@ -16,11 +20,6 @@ PREFIX = -1
 def chain_parents(num_tokens: int) -> tuple[int, ...]:
     """Every token the child of the one before it."""
     return tuple(range(PREFIX, num_tokens - 1))
-
-
-def is_chain(parents: Sequence[int]) -> bool:
-    """Whether every token is the child of the one before it."""
-    return all(parent == index - 1 for index, parent in enumerate(parents))
 
 
 def depths(parents: Sequence[int]) -> list[int]:
@@ -42,8 +41,4 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 
 def path(parents: Sequence[int], index: int) -> tuple[int, ...]:
     """Indices from a child of the prefix down to token `index`, which may be the prefix itself: the empty path."""
-    found: list[int] = []
-    while index != PREFIX:
-        found.append(index)
-        index = parents[index]
-    return tuple(reversed(found))
+    return tuple(path_to(parents, index))

@@ -53,6 +53,7 @@ ALL_FAMILIES = FAMILIES | FURTHER_FAMILIES
 GAMMAS = (0, 1, 2, 3, 5, 8, 16, None)
 FEWER_GAMMAS = (0, 2, 8, None)
 """None: adaptive."""
+OFFERS = {"drafters": ("model", "tree")}
 
 
 def save_tiny(folder, family, seed, scale=0.25):
@@ -99,18 +100,20 @@ async def test_greedy_equals_plain_and_transformers(family, tmp_path):
     for prompt in prompts:
         out = stock.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None)
         expected.append(tuple(out[0, len(prompt) :].tolist()))
-    stack = in_process_stack(load(target_folder), load(draft_folder), worker={"kv_cache_bytes": 1 << 24})
+    worker = {"kv_cache_bytes": 1 << 24}
+    stack = in_process_stack(load(target_folder), load(draft_folder), worker=worker, draft_worker=OFFERS)
+    gammas = [*((gamma, "model") for gamma in (GAMMAS if family in FAMILIES else FEWER_GAMMAS)), (5, "tree")]
     async with stack as services, outrider.Client(services.address) as client:
         num_accepted = num_drafted = 0
-        for gamma in GAMMAS if family in FAMILIES else FEWER_GAMMAS:
+        for gamma, drafter in gammas:
             extra = {} if gamma is None else {"num_speculative_tokens": gamma}
             answers = await asyncio.gather(
                 *(
-                    client.complete(p, temperature=0.0, max_tokens=30, ignore_eos=True, drafter="model", **extra)
+                    client.complete(p, temperature=0.0, max_tokens=30, ignore_eos=True, drafter=drafter, **extra)
                     for p in prompts
                 )
             )
-            assert [a.token_ids for a in answers] == expected, f"γ={gamma}"
+            assert [a.token_ids for a in answers] == expected, f"γ={gamma}, {drafter}"
             num_drafted += sum(a.speculation.num_draft_tokens for a in answers)
             num_accepted += sum(a.speculation.num_accepted_draft_tokens for a in answers)
     assert 0 < num_accepted < num_drafted, "INCONCLUSIVE: the draft agreed always or never"
@@ -136,7 +139,9 @@ async def test_a_cache_of_another_type_keeps_the_promise_and_is_told(family, tmp
     worker = {"dtype": "bfloat16", "kv_cache_dtype": "float16", "max_context_length": 100, "kv_cache_bytes": 1 << 24}
     target = {"numerics": "exact", "num_threads": 2}
     prompts = [[(5 * i * i + n) % (VOCAB - 2) + 2 for i in range(n)] for n in (5, 20, 37)]
-    stack = in_process_stack(str(target_folder), str(draft_folder), worker=worker, target_worker=target)
+    stack = in_process_stack(
+        str(target_folder), str(draft_folder), worker=worker, target_worker=target, draft_worker=OFFERS
+    )
     async with stack as services, outrider.Client(services.address) as client:
         assert (await client.model_info()).context_length == 100
         workers = (await client.server_info()).workers
@@ -146,8 +151,8 @@ async def test_a_cache_of_another_type_keeps_the_promise_and_is_told(family, tmp
             await client.complete([2] * 80, max_tokens=30)
         plain = [await client.complete(p, **GREEDY, num_speculative_tokens=0) for p in prompts]
         num_drafted = 0
-        for gamma in (2, 8):
-            options = {**GREEDY, "drafter": "model", "num_speculative_tokens": gamma}
+        for gamma, drafter in ((2, "model"), (8, "model"), (8, "tree")):
+            options = {**GREEDY, "drafter": drafter, "num_speculative_tokens": gamma}
             answers = await asyncio.gather(*(client.complete(p, **options) for p in prompts))
             assert [a.token_ids for a in answers] == [a.token_ids for a in plain]
             num_drafted += sum(a.speculation.num_draft_tokens for a in answers)
