@@ -15,7 +15,7 @@ import numpy as np
 from outrider.drafting.proposal import EMPTY, Proposal, ProposalFault, check
 from outrider.drafting.tree import PREFIX
 from outrider.errors import FailedPrecondition, Internal, InvalidArgument
-from outrider.lm.interface import Forward, Program, SequenceHandle
+from outrider.lm.interface import Forward, ForwardResult, Program, SequenceHandle
 from outrider.sampling.logprobs import raw_logprobs
 from outrider.sampling.params import Finish
 from outrider.serving.checks import check_target_opening
@@ -222,7 +222,7 @@ class TargetSession:
             num_batch_rows=result.num_batch_rows,
             decode_ended=bool(self._credit_tokens) and self._decode_ends(),
             num_cached_tokens=min(result.num_cached_tokens, self._num_prompt_tokens),
-            row_choices=tuple(map(int, result.logits.argmax(axis=1))) if num_drafts else (),
+            row_choices=_row_choices(decision, result) if num_drafts else (),
         )
         return self._last
 
@@ -273,6 +273,12 @@ class TargetSession:
     def _ends_with_stop_token(self) -> bool:
         """Only after a gap was filled with ids that already end the text."""
         return self.log.history.num_output_tokens > 0 and self.log.ids[-1] in self.log.stopping.stop_token_ids
+
+
+def _row_choices(decision: RoundDecision | None, result: ForwardResult) -> tuple[int, ...]:
+    if decision is not None and result.decided is not None:
+        return tuple(decision.row_choices(result.decided[0]))
+    return tuple(map(int, result.logits.argmax(axis=1)))
 
 
 def _logprobs(logits: np.ndarray, token_ids: Sequence[int], num_top: int) -> TokenLogprobs:

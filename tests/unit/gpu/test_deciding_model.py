@@ -54,7 +54,7 @@ def plain():
 
 
 async def stream(target, draft, sampling, prompt, gamma):
-    """(text, drafted, accepted) of one stream, rounds by hand as the coordinator runs them."""
+    """(text, drafted, accepted, choices of rows) of one stream, rounds by hand as the coordinator runs them."""
     opening = {"epoch": 1, "prompt_ids": prompt, "sampling": sampling, "stopping": STOPPING}
     limits = {"vocab_size": VOCAB, "context_length": CONTEXT, "max_draft_tokens": 8}
     t = TargetSession(TargetOpening(**opening, max_draft_tokens=8), **limits)
@@ -62,7 +62,7 @@ async def stream(target, draft, sampling, prompt, gamma):
     t.sequence = await target.open_sequence(t.reserved_length)
     d.sequence = await draft.open_sequence(d.reserved_length)
     verdict = await target.run(t.open())
-    text, drafted, accepted = list(verdict.committed_ids), 0, 0
+    text, drafted, accepted, choices = list(verdict.committed_ids), 0, 0, []
     while t.finish is Finish.NONE:
         header, new_ids = t.log.header, verdict.committed_ids
         proposal = EMPTY
@@ -72,9 +72,10 @@ async def stream(target, draft, sampling, prompt, gamma):
         text += verdict.committed_ids
         drafted += verdict.num_draft_tokens
         accepted += verdict.num_accepted
+        choices += verdict.row_choices
     target.close_sequence(t.sequence)
     draft.close_sequence(d.sequence)
-    return text, drafted, accepted
+    return text, drafted, accepted, choices
 
 
 async def all_streams(make_target, make_draft, sampling, gamma, count=4):
@@ -108,8 +109,8 @@ async def test_streams_read_as_on_the_host(rule):
         assert ours == theirs
         assert model.num_static_passes > 0
         if gamma:
-            assert sum(drafted for _, drafted, _ in ours) > 0
-            assert sum(accepted for _, _, accepted in ours) > 0
+            assert sum(drafted for _, drafted, _, _ in ours) > 0
+            assert sum(accepted for _, _, accepted, _ in ours) > 0
             assert draft_model.num_static_passes > 0
 
 
