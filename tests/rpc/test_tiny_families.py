@@ -146,7 +146,7 @@ async def test_a_cache_of_another_type_keeps_the_promise_and_is_told(family, tmp
         assert (await client.model_info()).context_length == 100
         workers = (await client.server_info()).workers
         assert {worker.role for worker in workers} == {"target", "draft"}
-        assert all(worker.numerics.environment["cache"] == "float16 cache" for worker in workers)
+        assert all(worker.numerics.environment["cache"] == "float16" for worker in workers)
         with pytest.raises(outrider.errors.InvalidArgument, match="100"):
             await client.complete([2] * 80, max_tokens=30)
         plain = [await client.complete(p, **GREEDY, num_speculative_tokens=0) for p in prompts]
