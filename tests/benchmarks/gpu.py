@@ -44,8 +44,8 @@ class Scale:
 
     device: str
     dtype: str
-    shape: dict[str, int]
-    small_shape: dict[str, int]
+    shape: dict[str, Any]
+    small_shape: dict[str, Any]
     context: int
     rows: tuple[int, ...]
     num_passes: int
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if figures["text_equal_float32"] else 1
 
 
-def random_model(shape: dict[str, int], dtype: str, device: str, seed: int = 0) -> Any:
+def random_model(shape: dict[str, Any], dtype: str, device: str, seed: int = 0) -> Any:
     """A Llama with weights large enough that texts are no constant, on the device from the start."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
