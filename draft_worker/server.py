@@ -48,21 +48,18 @@ async def serve(
 
 
 def check_settings(settings: DraftWorkerSettings) -> None:
-    """Raises InvalidArgument, naming the setting, on drafters that do not exist or n-gram lengths that are no range."""
+    """Raises InvalidArgument, naming the setting, on drafters that do not exist or cannot work here."""
     unknown = [name for name in settings.drafters if name not in KNOWN_DRAFTERS]
     if unknown or not settings.drafters:
         names = ", ".join(KNOWN_DRAFTERS)
-        raise InvalidArgument(f"drafters {', '.join(unknown) or '(none)'}: choose from {names}", field="drafters")
+        elsewhere = "; lookup and suffix run in the coordinator, see its local_drafters"
+        hint = elsewhere if {"lookup", "suffix"} & set(unknown) else ""
+        raise InvalidArgument(f"drafters {', '.join(unknown) or '(none)'}: choose from {names}{hint}", field="drafters")
     if TEXT in settings.drafters and not settings.target_tokenizer:
         raise InvalidArgument(
             "drafters: text is for a draft model with another tokenizer than the target's: give target_tokenizer, or "
             "leave text out",
             field="drafters",
-        )
-    if settings.lookup_min_ngram > settings.lookup_max_ngram:
-        raise InvalidArgument(
-            f"lookup_min_ngram {settings.lookup_min_ngram} exceeds lookup_max_ngram {settings.lookup_max_ngram}",
-            field="lookup_min_ngram",
         )
 
 
@@ -139,8 +136,6 @@ class _DraftStream:
             drafters=settings.drafters,
             translator=self._worker.loaded.translator,
             max_draft_tokens=settings.max_draft_tokens,
-            min_ngram=settings.lookup_min_ngram,
-            max_ngram=settings.lookup_max_ngram,
             width=settings.tree_width,
             counters=self._worker.counters,
         )
@@ -182,7 +177,7 @@ class _DraftStream:
             await self._engine.run(session.prefill())
 
     async def _reserve(self, session: DraftSession, drafter: str) -> None:
-        """A session that only ever looks up holds no cache blocks."""
+        """Places in the draft model's cache, unless the session has them or needs none."""
         if session.needs_sequence(drafter):
             self._sequence = session.sequence = await self._engine.open_sequence(
                 session.reserved_length, tenant=session.tenant

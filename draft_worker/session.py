@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_worker.ids import ForeignIds
-from draft_worker.lookup_drafter import NAME as LOOKUP
-from draft_worker.lookup_drafter import LookupDrafter
 from draft_worker.model_drafter import NAME as MODEL
 from draft_worker.model_drafter import ModelDrafter
 from draft_worker.text_drafter import NAME as TEXT
@@ -22,7 +20,7 @@ from outrider.serving.checks import check_draft_opening
 from outrider.serving.messages import DraftOpening, Header, OutOfStep
 from outrider.serving.session_log import SessionCounters, SessionLog
 
-KNOWN_DRAFTERS = (MODEL, LOOKUP, TEXT, TREE)
+KNOWN_DRAFTERS = (MODEL, TEXT, TREE)
 
 
 class DraftSession:
@@ -38,11 +36,9 @@ class DraftSession:
         *,
         vocab_size: int,
         context_length: int,
-        drafters: Sequence[str] = (MODEL, LOOKUP),
+        drafters: Sequence[str] = (MODEL,),
         translator: Translator | None = None,
         max_draft_tokens: int = 16,
-        min_ngram: int = 2,
-        max_ngram: int = 4,
         width: int = 2,
         counters: SessionCounters | None = None,
     ) -> None:
@@ -56,7 +52,6 @@ class DraftSession:
         self._max_draft_tokens = max_draft_tokens
         self._max_q_entries = opening.max_q_entries
         self._context_length = context_length
-        self._ngrams = (min_ngram, max_ngram)
         self._width = width
         self._translator = translator
         self._drafters: dict[str, Drafter] = {}
@@ -116,8 +111,6 @@ class DraftSession:
         return self._drafters[name]
 
     def _make(self, name: str) -> Drafter:
-        if name == LOOKUP:
-            return LookupDrafter(self.log, *self._ngrams)
         if name == TEXT:
             assert self._translator is not None, "checked at start: the text drafter translates"
             return TextDrafter(self.log, self.sequence, self._translator)

@@ -132,9 +132,7 @@ class DraftWorkerSettings(WorkerSettings):
     target_tokenizer: str = Field(
         "", description="The target's folder, hub id or tokenizer.json, where the draft model has another tokenizer."
     )
-    drafters: AddressList = Field(("model", "lookup"), description="Drafters to offer, the default one first.")
-    lookup_max_ngram: int = Field(4, ge=1, description="Longest n-gram that lookup matches.")
-    lookup_min_ngram: int = Field(2, ge=1, description="Shortest n-gram that lookup matches.")
+    drafters: AddressList = Field(("model",), description="Drafters to offer, the default one first.")
     tree_width: int = Field(2, ge=1, le=16, description="Guesses beside one another at each level of the tree drafter.")
 
 

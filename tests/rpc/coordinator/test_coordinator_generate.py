@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator
 
 import grpc
+import numpy as np
 import pytest
 from conftest import scaled
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -85,8 +86,9 @@ async def test_usage_tells_what_was_not_computed_again(client: Client) -> None:
 @pytest.mark.parametrize("drafter", ["model", "lookup", "suffix", "auto"])
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 async def test_every_rule_and_drafter_accounts_for_every_token(client: Client, rule: str, drafter: str) -> None:
+    prompt = np.random.default_rng(1).integers(48, size=1200).tolist()  # so long that most pairs of ids are in it
     answer = await client.complete(
-        [1, 2, 3] * 6,
+        prompt,
         temperature=0.4,
         max_tokens=200,
         num_speculative_tokens=4,
@@ -100,7 +102,7 @@ async def test_every_rule_and_drafter_accounts_for_every_token(client: Client, r
     assert answer.started.acceptance is AcceptanceRule[rule.upper()]
     assert spec.num_draft_tokens > 0, "INCONCLUSIVE: nothing was drafted"
     assert usage.completion_tokens == len(answer.token_ids) == len(answer.origins) == len(answer.text) == 200
-    assert usage.prompt_tokens == answer.started.num_prompt_tokens == 18
+    assert usage.prompt_tokens == answer.started.num_prompt_tokens == 1200
     accounted = (
         spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens + spec.num_plain_tokens
     )

@@ -61,7 +61,7 @@ async def test_arguments_that_nothing_reads_are_refused(package):
     ("variables", "named"),
     [
         ({"OUTRIDER_DRAFTERS": "model,eagle"}, "eagle"),
-        ({"OUTRIDER_LOOKUP_MIN_NGRAM": "9"}, "lookup_min_ngram"),
+        ({"OUTRIDER_DRAFTERS": "model,lookup"}, "local_drafters"),
         ({"OUTRIDER_PROT": "1"}, "OUTRIDER_PROT"),
         ({"OUTRIDER_BLOCK_SIZE": "many"}, "block"),
     ],

@@ -116,10 +116,10 @@ async def test_trees_of_guesses_give_the_plain_text_and_their_first_verdict_agai
 
 
 async def test_describe_worker_tells_model_limits_and_itself():
-    async with running_draft(model_name="small", drafters=("lookup", "model"), max_draft_tokens=5) as draft:
+    async with running_draft(model_name="small", drafters=("tree", "model"), max_draft_tokens=5) as draft:
         answer = await draft.describe()
         assert (answer.model, answer.vocab_size, answer.context_length) == ("small", 16, 4096)
-        assert list(answer.drafters) == ["lookup", "model"]
+        assert list(answer.drafters) == ["tree", "model"]
         assert answer.simulated
         assert len(answer.incarnation) == 32
         assert {"outrider", "python"} <= set(answer.versions)
@@ -394,7 +394,7 @@ async def test_bad_logits_fail_their_stream_and_no_other():
         await worker.wait_idle()
 
 
-async def test_draft_worker_out_of_step_prefill_and_lookup_without_blocks():
+async def test_draft_worker_out_of_step_and_prefill():
     async with running_draft("toy:vocab=16,seed=1,pass_ms=30,context=64,blocks=8") as worker:
         call = worker.draft.Session()
         await ask(call, open_request(draft_opening()))
@@ -406,19 +406,10 @@ async def test_draft_worker_out_of_step_prefill_and_lookup_without_blocks():
         assert (len(proposal.token_ids), proposal.drafter) == (3, "model")
         assert (await worker.describe()).capacity.num_free_blocks < 8
 
-        lookup = worker.draft.Session()
-        free_before = (await worker.describe()).capacity.num_free_blocks
-        await ask(lookup, open_request(draft_opening([1, 2, 3, 1, 2], drafter="lookup")))
-        proposal = (await ask(lookup, advance_request([1, 2, 3, 1, 2, 3], [3], 2))).proposal.proposal
-        assert (list(proposal.token_ids), proposal.drafter) == ([1, 2], "lookup")
-        assert (await worker.describe()).capacity.num_free_blocks == free_before
-        proposal = (await ask(lookup, advance_request([1, 2, 3, 1, 2, 3], [], 2, "model"))).proposal.proposal
-        assert (len(proposal.token_ids), proposal.drafter) == (2, "model")
-
         long = worker.draft.Session()
         await ask(long, open_request(draft_opening([1] * 80)))
         assert not (await ask(long, advance_request([*[1] * 80, 2], [2], 3))).proposal.proposal.token_ids
-        for open_call in (call, lookup, long):
+        for open_call in (call, long):
             open_call.cancel()
         await worker.wait_idle()
 

@@ -120,7 +120,7 @@ def draft_session(
     *,
     context_length: int = 4096,
     cap: int = 64,
-    drafters: Sequence[str] = ("model", "lookup"),
+    drafters: Sequence[str] = ("model", "tree"),
     width: int = 2,
     **fields: Any,
 ) -> DraftSession:

@@ -164,13 +164,13 @@ def test_the_own_context_end_only_ends_drafting(context_length):
     assert session.log.ids == [*PROMPT, *[1] * 14]
 
 
-def test_a_prompt_beyond_the_context_is_served_with_empty_proposals_and_by_lookup():
+def test_a_prompt_beyond_the_context_is_served_with_empty_proposals():
     session = draft_session(MODEL, GREEDY, LONG, context_length=2, prompt_ids=(1, 2, 3, 1, 2))
     assert session.reserved_length == 0
     assert session.sequence is None
     HAND.run(session.prefill())
+    assert not session.needs_sequence()
     assert advance(session, [3], 4, "model").token_ids == ()
-    assert advance(session, [1], 4, "lookup").token_ids == (2, 3, 1, 2)
 
 
 def test_out_of_step_changes_nothing():
@@ -196,11 +196,11 @@ def test_out_of_step_changes_nothing():
 
 
 def test_drafters_are_chosen_by_round_and_by_name():
-    session = draft_session(MODEL, GREEDY, LONG, prompt_ids=(1, 2, 3, 4, 1, 2), drafter="lookup")
-    assert advance(session, [3], 2).drafter == "lookup"
+    session = draft_session(MODEL, GREEDY, LONG, prompt_ids=(1, 2, 3, 4, 1, 2), drafter="tree")
+    assert advance(session, [3], 2).drafter == "tree"
     assert advance(session, [4], 2, "model").drafter == "model"
-    assert advance(session, [1], 2).token_ids == (2, 3)
-    with pytest.raises(InvalidArgument, match=r"eagle.*model, lookup"):
+    assert advance(session, [1], 2).drafter == "tree"
+    with pytest.raises(InvalidArgument, match=r"eagle.*model, tree"):
         advance(session, [1], 2, "eagle")
     with pytest.raises(InvalidArgument, match=r"open\.drafter"):
         draft_session(MODEL, drafter="eagle")
@@ -216,10 +216,9 @@ def test_too_many_drafts_and_bad_q_sizes_are_refused():
         assert error.value.field == "open.max_q_entries"
 
 
-def test_a_lookup_session_needs_no_cache():
-    session = draft_session(MODEL, drafter="lookup")
+def test_a_session_needs_its_cache_once():
+    session = draft_session(MODEL)
     session.sequence = None
-    assert not session.needs_sequence()
     assert session.needs_sequence("model")
     session.sequence = ListSequence(session.reserved_length)
     assert not session.needs_sequence("model")

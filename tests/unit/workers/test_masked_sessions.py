@@ -39,23 +39,23 @@ def cases(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_masked_tokens_never_come_and_matched_text_does_not_depend_on_drafts(rule):
-    num_drafted = num_accepted = num_looked_up = 0
+    num_drafted = num_accepted = num_in_trees = 0
     for params in cases(rule):
         plain = plain_text(TARGET, params, STOPPING)
         assert not masked_at(plain, params)
-        for gamma, drafter in itertools.product(GAMMAS, ("model", "lookup")):
+        for gamma, drafter in itertools.product(GAMMAS, ("model", "tree")):
             run = rounds(TARGET, DRAFT, params, gamma, STOPPING, drafter=drafter)
             text = run.run()
             assert len(text) == 60
             assert not masked_at(text, params), f"γ={gamma}, {drafter}"
             if rule in ("greedy", "coupled"):
                 assert text == plain, f"γ={gamma}, {drafter}"
-            num_looked_up += run.num_drafted * (drafter == "lookup")
+            num_in_trees += run.num_drafted * (drafter == "tree")
             if drafter == "model":
                 num_drafted += run.num_drafted
                 num_accepted += run.num_accepted
     assert 0 < num_accepted < num_drafted, "INCONCLUSIVE: nothing was drafted, or nothing rejected"
-    assert num_looked_up > 0
+    assert num_in_trees > 0
 
 
 @pytest.mark.parametrize("rule", RULES)

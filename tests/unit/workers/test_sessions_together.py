@@ -35,7 +35,7 @@ EXACT = {
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("gamma", [*GAMMAS, "varying"])
-@pytest.mark.parametrize("drafter", ["model", "lookup"])
+@pytest.mark.parametrize("drafter", ["model", "tree"])
 def test_text_is_that_of_plain_decoding(name: str, gamma: int | str, drafter: str) -> None:
     wanted = (lambda index: (0, 5, 1, 3, 8)[index % 5]) if gamma == "varying" else gamma
     stopping = StoppingParams(max_tokens=150, min_tokens=3, stop_token_ids=frozenset({15}))
@@ -48,7 +48,7 @@ def test_text_is_that_of_plain_decoding(name: str, gamma: int | str, drafter: st
 
 def test_some_texts_above_are_long_and_both_drafters_had_accepts_and_rejects() -> None:
     stopping = StoppingParams(max_tokens=150)
-    for drafter in ("model", "lookup"):
+    for drafter in ("model", "tree"):
         loop = rounds(TARGET, DRAFT, RULES["coupled"], 5, stopping, drafter=drafter)
         assert loop.run() == plain_text(TARGET, RULES["coupled"], stopping)
         assert len(loop.text) == 150
