@@ -2,8 +2,9 @@
 
 TOKEN tries the children of an accepted node one after the other: recursive rejection sampling (SpecInfer, Miao et al.
 2023, arXiv:2305.09781), without replacement as in Sequoia (Chen et al. 2024, arXiv:2402.12374). BLOCK decides from the
-leaves up: traversal verification (Weng et al. 2025, arXiv:2505.12398), which on a chain is block verification. COUPLED
-and greedy walk to the child that the target itself chooses. On a chain all three are `acceptance.verify`, bit for bit.
+leaves up: traversal verification (Weng et al. 2025, arXiv:2505.12398), which on a chain is block verification; on trees
+it accepts more than TOKEN on average, but not on every one. COUPLED and greedy walk to the child that the target itself
+chooses. On a chain all three are `acceptance.verify`, bit for bit.
 
 Nodes are indices of drafts, PREFIX is the committed prefix. Why any of this keeps the target's distribution: after a
 child was tried in vain, what is left to emit after its parent is max(chance * p - q, 0), whatever q was, as long as the

@@ -92,12 +92,18 @@ def test_a_shape_that_follows_earlier_tokens_is_exact(rule: AcceptanceRule, seed
     assert total_variation(law_of_round(floats, drafting, shipped(rule)), target_law(floats)) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("seed", "gamma", "num_nodes", "kind"), SHAPES)
-def test_block_accepts_at_least_as_many_as_token(seed: int, gamma: int, num_nodes: int, kind: str) -> None:
-    nodes = round_law.tree(seed, gamma, vocab_size=3, kind=kind).floats()
-    drafting = random_drafting(seed, gamma, num_nodes)
-    token, block = (expected_accepted(nodes, drafting, shipped(rule)) for rule in RULES)
-    assert block >= token - TOLERANCE
+def test_block_accepts_more_than_token_on_the_whole() -> None:
+    """Not on every tree, as on every chain: a child that fails leaves its siblings less than TOKEN would."""
+    accepted = []
+    for seed in range(scaled(600, at_least=120)):
+        nodes = round_law.tree(seed, 2 + seed % 2, vocab_size=3, kind=("mixed", "random", "zeros")[seed % 3]).floats()
+        drafting = random_drafting(seed, nodes.gamma, 3 + seed % 2)
+        accepted.append([expected_accepted(nodes, drafting, shipped(rule)) for rule in RULES])
+    token, block = np.sum(accepted, axis=0)
+    assert block > 1.01 * token
+    nodes, drafting = round_law.tree(10_637, 3, vocab_size=3, kind="random"), random_drafting(10_637, 3, 4)
+    token, block = (expected_accepted(nodes, drafting, RATIONAL[rule]) for rule in RULES)
+    assert token - 0.1 < block < token
 
 
 def test_block_gains_over_token_on_a_binary_tree() -> None:
