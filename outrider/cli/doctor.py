@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -147,7 +148,12 @@ def check_threads() -> Check:
         return Check(
             "warn", "threads", f"OMP_NUM_THREADS is {limit} on {cores} cores", f"set it to {cores} or unset it"
         )
-    return Check("ok", "threads", f"{cores} cores" + (f", OMP_NUM_THREADS={limit}" if limit else ""))
+    from outrider.lm import threads
+
+    detail = f"{cores} cores, {threads.RUNTIME}" + (f", OMP_NUM_THREADS={limit}" if limit else "")
+    is_slow = threads.RUNTIME == threads.GNU and (sys.platform, platform.machine()) == ("linux", "x86_64")
+    fix = "on CPUs, `pip install outrider[cpu]` makes passes faster" if is_slow else ""
+    return Check("ok", "threads", detail, fix)
 
 
 def check_gpu() -> Iterator[Check]:

@@ -16,6 +16,7 @@ import transformers
 from transformers import AutoTokenizer, PreTrainedModel
 
 from outrider.errors import InvalidArgument
+from outrider.lm import threads
 from outrider.lm.adapter import TransformersModel
 from outrider.lm.cpu_linear import pack_linears
 from outrider.lm.draft_vocab import TrimmedModel, drafted_ids, trim_head
@@ -224,7 +225,7 @@ def _numerics_environment(
         "cache": cache,
         "numerics": numerics,
         "packed layers": str(num_packed),
-        "threads": str(torch.get_num_threads()),
+        "threads": f"{torch.get_num_threads()} by {threads.RUNTIME}",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "platform": sys.platform,

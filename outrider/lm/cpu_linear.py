@@ -8,6 +8,8 @@ The stock layers stay the slow twin in tests, and the fallback where the op, the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -82,14 +84,14 @@ class PackedLinear(nn.Module):
 class JointLinear:
     """Layers of one input as one packed weight: computed when the first of them is called, handed out to each."""
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
-        """linears: as `can_join` allows. Their weights are copied."""
+    def __init__(self, linears: list[nn.Linear], pack: Callable[[nn.Linear], nn.Module] = PackedLinear) -> None:
+        """linears: as `can_join` allows. Their weights are copied. pack: makes what computes them as one."""
         self.sizes = [linear.out_features for linear in linears]
         whole = nn.Linear(linears[0].in_features, sum(self.sizes), bias=False, device="meta")
         whole.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
         if linears[0].bias is not None:
             whole.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-        self.packed = PackedLinear(whole)
+        self.packed = pack(whole)
         self._input: torch.Tensor | None = None
         self._outputs: list[torch.Tensor | None] = []
 
@@ -130,9 +132,9 @@ def can_pack(linear: nn.Linear) -> bool:
     return weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def can_join(layers: list[nn.Module | None]) -> bool:
-    """Whether these are plain layers of one input width and number type, all with a bias or all without."""
-    linears = [layer for layer in layers if isinstance(layer, nn.Linear) and can_pack(layer)]
+def can_join(layers: list[nn.Module | None], fits: Callable[[nn.Linear], bool] = can_pack) -> bool:
+    """Whether these are plain layers that fit, of one input width and number type, all with a bias or all without."""
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear) and fits(layer)]
     kinds = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
     return len(linears) == len(layers) and len(kinds) == 1
 
@@ -146,7 +148,7 @@ def pack_linears(model: nn.Module) -> int:
     num_packed = 0
     for module in list(model.modules()):
         try:
-            num_packed += _join_children(module) + _pack_children(module)
+            num_packed += join_children(module) + _pack_children(module)
         except (RuntimeError, NotImplementedError):
             return num_packed
     return num_packed
@@ -163,15 +165,20 @@ def fix_orders(model: nn.Module) -> None:
             module.min_rows = tried[shape]
 
 
-def _join_children(module: nn.Module) -> int:
+def join_children(
+    module: nn.Module,
+    pack: Callable[[nn.Linear], nn.Module] = PackedLinear,
+    fits: Callable[[nn.Linear], bool] = can_pack,
+) -> int:
+    """Replaces children that can be packed jointly, in place; returns how many. What packing raises goes on."""
     num_packed = 0
     for names in JOINT_INPUT:
         layers = [getattr(module, name, None) for name in names]
-        if not can_join(layers):
+        if not can_join(layers, fits):
             continue
         linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        joint = JointLinear(linears)
-        _try_out(joint.packed)
+        joint = JointLinear(linears, pack)
+        _try_out(joint.packed, linears[0])
         for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
             setattr(module, name, JointPart(joint, index, linear))
         num_packed += len(linears)
@@ -183,11 +190,11 @@ def _pack_children(module: nn.Module) -> int:
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear) and can_pack(child):
             packed = PackedLinear(child)
-            _try_out(packed)
+            _try_out(packed, child)
             setattr(module, name, packed)
             num_packed += 1
     return num_packed
 
 
-def _try_out(packed: PackedLinear) -> None:
-    packed(torch.zeros(1, packed.in_features, dtype=packed.dtype))
+def _try_out(packed: nn.Module, linear: nn.Linear) -> None:
+    packed(torch.zeros(1, linear.in_features, dtype=linear.weight.dtype))

@@ -16,8 +16,11 @@ from transformers import PreTrainedModel
 
 from outrider.lm.attention import AttentionPlan, paged_attention
 from outrider.lm.cpu_linear import JointPart, PackedLinear
+from outrider.lm.int8_linear import Int8Linear
 
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+Linear = Any
+"""A packed or int8 layer, or several as one: from the modules' `joint.packed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +28,19 @@ class _Layer:
     """Weights are packed ones of their projections, and vectors of norms."""
 
     input_norm: torch.Tensor
-    qkv: PackedLinear
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: PackedLinear
+    o: Linear
     attention_norm: torch.Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: Linear
+    down: Linear
     scaling: float
     window: int | None
 
 
 class DecoderLoop:
-    """A model of `MODELS` whose linear layers are packed (cpu_linear.py)."""
+    """A model of `MODELS` whose linear layers are packed (cpu_linear.py) or int8 (int8_linear.py)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """model: as `fits` allows. Weights are shared with it."""
@@ -98,7 +101,7 @@ def _fits(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     joint = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
     return all(type(part) is JointPart for part in joint) and all(
-        type(part) is PackedLinear for part in (attention.o_proj, mlp.down_proj)
+        type(part) in (PackedLinear, Int8Linear) for part in (attention.o_proj, mlp.down_proj)
     )
 
 

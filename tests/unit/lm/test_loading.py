@@ -19,7 +19,10 @@ from tiny_models import stock_logits, tiny  # noqa: E402
 from outrider.cli import doctor  # noqa: E402
 from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError  # noqa: E402
 from outrider.lm import bundle as bundles  # noqa: E402
-from outrider.lm import checkpoint  # noqa: E402
+from outrider.lm import (
+    checkpoint,
+    threads,
+)
 from outrider.lm.build import build_engine  # noqa: E402
 from outrider.lm.loading import load_model  # noqa: E402
 from outrider.settings import WorkerSettings  # noqa: E402
@@ -60,7 +63,7 @@ def test_doctor_tells_what_the_probe_of_exact_numerics_found(folder, monkeypatch
     found = numerics_check(folder)
     assert found.state == "ok"
     assert "exact, proven: 6 histories of 256 tokens, passes of 1-17, 32, 64, 128 rows" in found.detail
-    assert f"threads {torch.get_num_threads()}; torch {torch.__version__}" in found.detail
+    assert f"threads {torch.get_num_threads()} by {threads.RUNTIME}; torch {torch.__version__}" in found.detail
 
     def disprove(*_):
         raise FailedPrecondition("numerics=exact does not hold on this machine: 3 rows differ", field="numerics")
