@@ -19,10 +19,7 @@ from tiny_models import stock_logits, tiny  # noqa: E402
 from outrider.cli import doctor  # noqa: E402
 from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError  # noqa: E402
 from outrider.lm import bundle as bundles  # noqa: E402
-from outrider.lm import (
-    checkpoint,
-    threads,
-)
+from outrider.lm import checkpoint, threads  # noqa: E402
 from outrider.lm.build import build_engine  # noqa: E402
 from outrider.lm.loading import load_model  # noqa: E402
 from outrider.settings import WorkerSettings  # noqa: E402
