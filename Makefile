@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-gpu clean
+.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-engine bench-gpu clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -61,6 +61,9 @@ bench: setup  ## plain against speculative through the real services
 # TARGET=, DRAFT=, PROMPTS=, PEER_PYTHON= reach these two as make variables or from the environment.
 bench-peers: setup  ## beside transformers and vLLM on this machine; last line is one JSON object
 	$(BIN)/python tests/benchmarks/peers.py
+
+bench-engine: setup  ## a target's pass beside its floor and the stock one, memory, batching, prefill; JSON last
+	$(BIN)/python tests/benchmarks/engine.py
 
 bench-exact: setup  ## bf16 greedy text with drafts against plain text; last line is one JSON object
 	$(BIN)/python tests/benchmarks/exact.py

@@ -46,6 +46,17 @@ def test_peers_end_in_their_figures() -> None:
     assert sum(line.startswith("outrider ") for line in lines) == 4
 
 
+def test_the_engine_ends_in_its_figures() -> None:
+    model = "toy:vocab=64,seed=1,pass_ms=3,token_ms=0.01"
+    code, lines, errors = run("engine.py", MODEL=model, MAX_TOKENS="24", PROMPT_TOKENS="600")
+    assert code == 0, errors
+    figures = json.loads(lines[-1])
+    assert {name for name, value in figures.items() if value is None} == {
+        "stock_pass_ms", "pass_vs_floor", "pass_8_rows_vs_floor", "held_vs_weights",
+    }  # fmt: skip
+    assert min(figures["pass_ms"], figures["streams_8_vs_1"], figures["time_per_token_during_prefill"]) > 0
+
+
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_exact_counts_equal_texts(temperature: str) -> None:
     more = {"PROMPTS": "12", "MAX_TOKENS": "16", "NUMERICS": "fast", "TEMPERATURE": temperature}
