@@ -237,7 +237,7 @@ class Engine:
     def _step(self) -> None:
         """One model call over all that is ready."""
         if self._share is not None:
-            self._queue.prefill_rows = self._share.rows
+            self._queue.prefill_rows, self._queue.prefill_paused = self._share.rows, self._share.is_in_debt
         picked = self._queue.pick()
         if not picked:
             return

@@ -4,6 +4,10 @@ Learned from the steps themselves. Steps without prompts give the line a + b * r
 a step with a prompt took beyond it, per row of the prompt, is the price of a row. Below the row count from which a
 processor computes rather than reads weights a row costs next to nothing, above it costs its full share, so the price is
 followed from recent steps, and the share grows step by step.
+
+Part of a step's price is not of its rows: a late part of a long prompt attends to all that stands before it. So each
+step with streams earns what it may be lengthened by, a step with a prompt's rows spends what it took, and while more
+was spent than earned the streams have their steps to themselves: on average they are slowed by what is aimed at.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ NUM_PLAIN_STEPS = 64
 NUM_PRICES = 8
 """Steps from which the price of a row is taken: their median."""
 REFIT_STEPS = 8
+MAX_DEBT_STEPS = 8
+"""Steps at most that the streams have to themselves between two parts of a prompt."""
 
 
 class PrefillShare:
@@ -39,6 +45,12 @@ class PrefillShare:
         self._prices: deque[float] = deque(maxlen=NUM_PRICES)
         self._line: tuple[float, float] | None = None
         self._num_until_fit = 0
+        self._debt_ms = 0.0
+
+    @property
+    def is_in_debt(self) -> bool:
+        """Whether the next step is the streams' alone."""
+        return self._debt_ms > 0
 
     def observe(self, num_stream_rows: int, num_prefill_rows: int, ms: float) -> None:
         """A step and what it took."""
@@ -47,10 +59,13 @@ class PrefillShare:
         if not num_prefill_rows:
             self._plain.append((num_stream_rows, ms))
             self._num_until_fit -= 1
+            self._debt_ms = max(0.0, self._debt_ms - (AIM - 1) * ms)
             return
         alone_ms = self._alone_ms(num_stream_rows)
         if alone_ms is None:
             return
+        may_take_ms = (AIM - 1) * alone_ms
+        self._debt_ms = min(max(0.0, ms - alone_ms - may_take_ms), MAX_DEBT_STEPS * may_take_ms)
         self._prices.append(max(0.0, ms - alone_ms) / num_prefill_rows)
         if len(self._prices) == NUM_PRICES:
             self._set(alone_ms, float(np.median(self._prices)))

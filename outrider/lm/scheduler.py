@@ -42,6 +42,8 @@ class StepQueue(Generic[J]):
     def __init__(self, max_batch_tokens: int, prefill_rows: int | None = None) -> None:
         self.max_batch_tokens = max_batch_tokens
         self.prefill_rows = max_batch_tokens if prefill_rows is None else max(1, min(prefill_rows, max_batch_tokens))
+        self.prefill_paused = False
+        """Set between two picks: streams that are ready have the next step to themselves."""
         self.num_prefill_rows = 0
         """Of the rows picked last, those of prefills."""
         self._has_share = prefill_rows is not None
@@ -79,6 +81,9 @@ class StepQueue(Generic[J]):
         most_prefill = self.prefill_rows if streams_run else self.max_batch_tokens
         budget = self.max_batch_tokens
         self.num_prefill_rows = 0
+        if self.prefill_paused and self._running:
+            self._take_running(picked, budget)
+            return picked
         prefill_first = self._num_steps_passed_over >= PREFILL_PATIENCE
         if prefill_first:
             budget -= self._take_prefills(picked, min(most_prefill, budget))

@@ -4,17 +4,19 @@ A pass over 1 to 8 rows beside the bytes it reads and beside the stock module's 
 per byte of weights; then, through coordinator and target worker as processes of their own, tokens/s of 8 streams beside
 one, and the time per token of 3 streams while a long prompt arrives beside before. The last line is one JSON object.
 
-Variables: MODEL, DTYPE (bfloat16), MAX_TOKENS (a stream's, 48), PROMPT_TOKENS (of the long prompt, 4096).
+Variables: MODEL, DTYPE (bfloat16), MAX_TOKENS (a stream's, 128), PROMPT_TOKENS (of the long prompt, 4096).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -47,7 +49,7 @@ def main() -> None:
         settings = TargetWorkerSettings(model=path, dtype=dtype)  # type: ignore[arg-type]
         figures: dict[str, Any] = passes(settings)
         figures["stock_pass_ms"] = stock_pass_ms(path, figures["dtype"])
-        figures |= asyncio.run(streams(path, dtype, number("MAX_TOKENS", 48), number("PROMPT_TOKENS", 4096)))
+        figures |= asyncio.run(streams(path, dtype, number("MAX_TOKENS", 128), number("PROMPT_TOKENS", 4096)))
         print_json(figures)
 
 
@@ -56,6 +58,7 @@ def passes(settings: TargetWorkerSettings) -> dict[str, Any]:
     err.print("[dim]passes...[/]")
     num_bytes = 1 << 20 if settings.model.startswith("toy:") else NUM_BYTES
     bytes_per_s = read_bandwidth(num_bytes)
+    importlib.import_module("outrider.lm.checkpoint")  # torch and transformers, which are no weights
     held_before = psutil.Process().memory_full_info().uss
     loaded = load_model(settings)
     held = psutil.Process().memory_full_info().uss - held_before
@@ -138,7 +141,7 @@ class Stream:
 
 
 async def prefill_slowdown(client: Client, max_tokens: int, num_prompt_tokens: int) -> float:
-    """Median time per token of running streams while the prompt is computed, over that before it came."""
+    """Mean time per token of running streams while the prompt is computed, over that before it came."""
     running = [Stream(client, 20 + index, 100 * max_tokens) for index in range(NUM_RUNNING)]
     tasks = [asyncio.create_task(stream.run()) for stream in running]
     try:
@@ -151,11 +154,11 @@ async def prefill_slowdown(client: Client, max_tokens: int, num_prompt_tokens: i
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def gaps(first: float, last: float) -> list[float]:
+    def per_token(first: float, last: float) -> float:
         pairs = (pair for stream in running for pair in itertools.pairwise(stream.times))
-        return [b - a for a, b in pairs if first <= a and b <= last]
+        return fmean(b - a for a, b in pairs if first <= a and b <= last)
 
-    return median(gaps(long.begun, long.times[-1])) / median(gaps(running[0].times[2], long.begun))
+    return per_token(long.begun, long.times[-1]) / per_token(running[0].times[2], long.begun)
 
 
 if __name__ == "__main__":
