@@ -118,7 +118,7 @@ async def streams(path: str, dtype: str, max_tokens: int, num_prompt_tokens: int
             gain = together / (len(one.times) / (one.times[-1] - one.begun))
             print(f"{NUM_STREAMS} streams: {gain:.2f} times the tokens/s of one", flush=True)
             slowdown = await prefill_slowdown(client, max_tokens, num_prompt_tokens)
-            print(f"time per token beside a prompt of {num_prompt_tokens}: {slowdown:.2f} times before", flush=True)
+            print(f"time per token beside a prompt of {num_prompt_tokens}: {slowdown:.2f} times without", flush=True)
     return {"streams_8_vs_1": gain, "time_per_token_during_prefill": slowdown}
 
 
@@ -141,14 +141,21 @@ class Stream:
 
 
 async def prefill_slowdown(client: Client, max_tokens: int, num_prompt_tokens: int) -> float:
-    """Mean time per token of running streams while the prompt is computed, over that before it came."""
-    running = [Stream(client, 20 + index, 100 * max_tokens) for index in range(NUM_RUNNING)]
+    """Mean time per token of running streams while the prompt is computed, over that without it: the mean of just
+    before and just after, since their own texts grow meanwhile."""
+    longest = (await client.model_info()).context_length - 64
+    running = [Stream(client, 20 + index, longest) for index in range(NUM_RUNNING)]
     tasks = [asyncio.create_task(stream.run()) for stream in running]
     try:
-        while min(len(stream.times) for stream in running) < max_tokens:
+        while min(len(stream.times) for stream in running) < max_tokens and not any(task.done() for task in tasks):
             await asyncio.sleep(0.01)
         long = Stream(client, 50, 1, num_prompt_tokens)
         await long.run()
+        num_tokens = len(running[0].times)
+        while len(running[0].times) < num_tokens + max_tokens and not any(task.done() for task in tasks):
+            await asyncio.sleep(0.01)
+        if any(task.done() for task in tasks):
+            raise RuntimeError("a running stream ended before the long prompt was computed: give fewer PROMPT_TOKENS")
     finally:
         for task in tasks:
             task.cancel()
@@ -158,7 +165,9 @@ async def prefill_slowdown(client: Client, max_tokens: int, num_prompt_tokens: i
         pairs = (pair for stream in running for pair in itertools.pairwise(stream.times))
         return fmean(b - a for a, b in pairs if first <= a and b <= last)
 
-    return per_token(long.begun, long.times[-1]) / per_token(running[0].times[2], long.begun)
+    begun, ended = long.begun, long.times[-1]
+    without = fmean((per_token(running[0].times[2], begun), per_token(ended, running[0].times[-1])))
+    return per_token(begun, ended) / without
 
 
 if __name__ == "__main__":
