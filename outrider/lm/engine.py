@@ -237,7 +237,9 @@ class Engine:
     def _step(self) -> None:
         """One model call over all that is ready."""
         if self._share is not None:
-            self._queue.prefill_rows, self._queue.prefill_paused = self._share.rows, self._share.is_in_debt
+            num_prompts = self._queue.num_prefills
+            self._share.weigh(num_prompts, self._num_sequences - num_prompts)
+            self._queue.prefill_rows, self._queue.prefill_paused = self._share.step_rows, self._share.is_in_debt
         picked = self._queue.pick()
         if not picked:
             return

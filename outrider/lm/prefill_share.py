@@ -8,6 +8,9 @@ followed from recent steps, and the share grows step by step.
 Part of a step's price is not of its rows: a late part of a long prompt attends to all that stands before it. So each
 step with streams earns what it may be lengthened by, a step with a prompt's rows spends what it took, and while more
 was spent than earned the streams have their steps to themselves: on average they are slowed by what is aimed at.
+
+Where more prompts wait than streams run, each that waits counts as one that runs: one stream would else keep seven
+others waiting and let them have a quarter of its time.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ MAX_DEBT_STEPS = 8
 
 
 class PrefillShare:
-    """`rows`: of prompts, for the next step in which streams run; from MIN_ROWS to `max_rows`."""
+    """`rows`: of prompts, for a step in which at least as many streams run as prompts wait; MIN_ROWS to `max_rows`."""
 
     def __init__(self, rows: int, max_rows: int) -> None:
         """rows: what to begin with, until both kinds of steps were seen."""
@@ -46,6 +49,16 @@ class PrefillShare:
         self._line: tuple[float, float] | None = None
         self._num_until_fit = 0
         self._debt_ms = 0.0
+        self._weight = 1.0
+
+    def weigh(self, num_prompts: int, num_streams: int) -> None:
+        """Before a step: prompts that wait, and streams beside them."""
+        self._weight = max(1.0, num_prompts / max(1, num_streams))
+
+    @property
+    def step_rows(self) -> int:
+        """Of prompts, for the next step."""
+        return min(self.max_rows, int(self.rows * self._weight))
 
     @property
     def is_in_debt(self) -> bool:
@@ -59,16 +72,20 @@ class PrefillShare:
         if not num_prefill_rows:
             self._plain.append((num_stream_rows, ms))
             self._num_until_fit -= 1
-            self._debt_ms = max(0.0, self._debt_ms - (AIM - 1) * ms)
+            self._debt_ms = max(0.0, self._debt_ms - self._may_take_ms(ms))
             return
         alone_ms = self._alone_ms(num_stream_rows)
         if alone_ms is None:
             return
-        may_take_ms = (AIM - 1) * alone_ms
+        may_take_ms = self._may_take_ms(alone_ms)
         self._debt_ms = min(max(0.0, ms - alone_ms - may_take_ms), MAX_DEBT_STEPS * may_take_ms)
         self._prices.append(max(0.0, ms - alone_ms) / num_prefill_rows)
         if len(self._prices) == NUM_PRICES:
             self._set(alone_ms, float(np.median(self._prices)))
+
+    def _may_take_ms(self, alone_ms: float) -> float:
+        """What prompts may add to a step that streams alone would take so long for."""
+        return (AIM - 1) * self._weight * alone_ms
 
     def _set(self, alone_ms: float, ms_per_row: float) -> None:
         """The prices are of this share: another one has to be tried before it is changed again."""

@@ -55,6 +55,11 @@ class StepQueue(Generic[J]):
     def __bool__(self) -> bool:
         return bool(self._running or self._prefills)
 
+    @property
+    def num_prefills(self) -> int:
+        """Prompts that wait or are being computed."""
+        return len(self._prefills)
+
     def add(self, job: J) -> None:
         """A verification or decode wants logits of (nearly) all its rows and fits a step whole; the rest is prefill."""
         is_running = job.num_rows <= min(self.max_batch_tokens, max(MAX_CATCH_UP_ROWS, job.num_logits))

@@ -143,3 +143,30 @@ def test_a_prompt_never_stops_and_never_takes_more_than_there_is() -> None:
     for _ in range(400):
         share.observe(1, share.rows, 1.0)
     assert share.rows == 256
+
+
+def test_one_stream_does_not_keep_seven_waiting() -> None:
+    """Eight short prompts at once: the eighth starts within a few steps, and a single long one is held to the bar."""
+    cost, share = COSTS["line"], PrefillShare(8, MAX_BATCH_TOKENS // 2)
+    queue: StepQueue[Job] = StepQueue(MAX_BATCH_TOKENS, prefill_rows=8)
+    streams, prompts = [Job(1)], [Job(24) for _ in range(7)]
+    for number in range(200):
+        if number == 40:
+            for prompt in prompts:
+                queue.add(prompt)
+        for stream in streams:
+            stream.num_rows_done = 0
+            queue.add(stream)
+        share.weigh(queue.num_prefills, len(streams))
+        queue.prefill_rows, queue.prefill_paused = share.step_rows, share.is_in_debt
+        picked = queue.pick()
+        for job, rows in picked:
+            job.num_rows_done += rows
+        num_rows = sum(rows for _, rows in picked)
+        share.observe(num_rows - queue.num_prefill_rows, queue.num_prefill_rows, cost(num_rows))
+        streams += [Job(1) for job, _ in picked if job in prompts and job.num_rows_done == 24]
+        if len(streams) == 8:
+            break
+    assert number - 40 < 20
+    share.weigh(1, 8)
+    assert share.step_rows == share.rows
