@@ -13,8 +13,7 @@ from outrider.drafting.past import CONTEXT_TOKENS, Corrections, PastOutputs
 from outrider.drafting.suffix import SuffixIndex
 from outrider.errors import InvalidArgument
 from outrider.sampling.history import History
-from outrider.sampling.masks import is_masked
-from outrider.sampling.params import AcceptanceRule
+from outrider.sampling.masks import num_allowed
 from outrider.serving.session_calls import SealedProposal, seal_ids
 from outrider.settings import CoordinatorSettings
 
@@ -79,9 +78,7 @@ class LocalDrafts:
         self._chances = Chances(prior=memory.chances(stream))
         self._index = SuffixIndex(memory.settings.lookup_min_ngram)
         self._num_read = 0
-        self._reads_past = (
-            stream.sampling.greedy or stream.sampling.acceptance is AcceptanceRule.COUPLED or request.has_fresh_seed
-        )
+        self._reads_past = stream.sampling.decides_by_match or request.has_fresh_seed
         self._masks = _Masks(stream) if _may_mask(stream) else None
         self._open_guesses: tuple[Guess, ...] = ()
         self._guessed_at = -1
@@ -224,15 +221,8 @@ class _Masks:
             self._history.push(token_id)
 
     def num_allowed(self, drafted_ids: Sequence[int], guessed_ids: Sequence[int]) -> int:
-        num_pushed = num_allowed = 0
-        for index, token_id in enumerate((*drafted_ids, *guessed_ids)):
-            if index >= len(drafted_ids):
-                if is_masked(token_id, self._sampling, self._stopping, self._history):
-                    break
-                num_allowed += 1
-                if token_id in self._stopping.stop_token_ids:
-                    break
+        for token_id in drafted_ids:
             self._history.push(token_id)
-            num_pushed += 1
-        self._history.pop(num_pushed)
-        return num_allowed
+        found = num_allowed(guessed_ids, self._sampling, self._stopping, self._history)
+        self._history.pop(len(drafted_ids))
+        return found

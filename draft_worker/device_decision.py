@@ -12,7 +12,7 @@ from outrider.drafting.proposal import SparseQ
 from outrider.errors import Internal
 from outrider.sampling.history import History
 from outrider.sampling.noise import Noise
-from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from outrider.sampling.params import SamplingParams, StoppingParams
 from outrider.sampling.sparse_q import to_counts
 
 
@@ -46,21 +46,16 @@ class DraftDecision:
         return DRAFTS
 
     @property
-    def decides_by_match(self) -> bool:
-        """Greedy and COUPLED: drafts are ids without q."""
-        return self.params.greedy or self.params.acceptance is AcceptanceRule.COUPLED
-
-    @property
     def can_chain(self) -> bool:
         """Whether a draft depends on the one before through its logits and its position only."""
         masks_stops = bool(self.stopping.min_tokens and self.stopping.stop_token_ids)
-        return self.decides_by_match and not self.params.needs_history and not masks_stops
+        return self.params.decides_by_match and not self.params.needs_history and not masks_stops
 
     def read(self, line: np.ndarray) -> tuple[int | None, SparseQ | None]:
         """line: float64[w] -> the token, or the q to draw it from. Raises Internal on a row that cannot be read."""
         if np.isnan(line[0]):
             raise Internal("the draft model's logits hold NaN, +inf or no token to choose", reason="BAD_LOGITS")
-        if self.decides_by_match:
+        if self.params.decides_by_match:
             return int(line[0]), None
         most = (len(line) - 1) // 2
         count = min(int(line[0]), self.max_q_entries)

@@ -14,7 +14,7 @@ from outrider.drafting.proposal import Proposal
 from outrider.drafting.translation import Translator
 from outrider.errors import Internal
 from outrider.lm.interface import Forward, Program, SequenceHandle
-from outrider.sampling.masks import is_masked
+from outrider.sampling.masks import num_allowed
 from outrider.serving.session_log import SessionLog
 
 NAME = "text"
@@ -52,7 +52,9 @@ class TextDrafter(ModelDrafter):
             if len(own) == num_own or token_id in self._translator.draft.special_ids:
                 break
             rows = [token_id]
-        drafts = self._allowed(self._translator.spell(self._log.ids, own)[:num_draft_tokens])
+        log = self._log
+        drafts = self._translator.spell(log.ids, own)[:num_draft_tokens]
+        drafts = drafts[: num_allowed(drafts, log.sampling, log.stopping, log.history)]
         return Proposal(
             token_ids=tuple(drafts),
             drafter=NAME,
@@ -60,18 +62,6 @@ class TextDrafter(ModelDrafter):
             compute_us=max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us),
             num_ingested_tokens=num_ingested_tokens,
         )
-
-    def _allowed(self, spelt: list[int]) -> list[int]:
-        log, drafts = self._log, list[int]()
-        for token_id in spelt:
-            if is_masked(token_id, log.sampling, log.stopping, log.history):
-                break
-            drafts.append(token_id)
-            log.history.push(token_id)
-            if token_id in log.stopping.stop_token_ids:
-                break
-        log.history.pop(len(drafts))
-        return drafts
 
 
 def _likeliest(logits: Any) -> int | None:

@@ -9,7 +9,8 @@ Letters as in the papers: p[i] is the target's distribution after i drafts, q[i]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,13 +74,20 @@ def verify(
     Raises Internal when the row that the next token would be drawn from holds NaN or +inf or leaves no token to choose;
     a bad row after drafts that do not stand hurts nobody. ValueError when rows and drafts do not match.
     """
+    with checked_round(logits, proposal, history):
+        if params.decides_by_match:
+            return _verify_by_match(logits, proposal, params, stopping, history, noise, position)
+        return _verify_by_ratio(logits, proposal, params, stopping, history, noise, prefix_hash)
+
+
+@contextmanager
+def checked_round(logits: np.ndarray, proposal: Proposal, history: History) -> Iterator[None]:
+    """Around a decision, which may push drafts: `history` is afterwards as before. ValueError as `verify` raises it."""
     if len(logits) != len(proposal) + 1:
         raise ValueError(f"{len(logits)} rows of logits for {len(proposal)} drafts, need one more than drafts")
     num_output_tokens = history.num_output_tokens
     try:
-        if params.greedy or params.acceptance is AcceptanceRule.COUPLED:
-            return _verify_by_match(logits, proposal, params, stopping, history, noise, position)
-        return _verify_by_ratio(logits, proposal, params, stopping, history, noise, prefix_hash)
+        yield
     finally:
         history.pop(history.num_output_tokens - num_output_tokens)
 
@@ -114,13 +122,13 @@ def _verify_by_ratio(
     stand = count_accepted(params.acceptance, coins)
 
     soft_acceptances = bytes(map(soft_acceptance, p, q)).ljust(len(proposal), b"\0")
-    if _ends_text(drafts[:stand], stopping):
-        return _outcome(drafts, stand, None, soft_acceptances)
+    if ends_text(drafts[:stand], stopping):
+        return outcome_of(drafts, stand, None, soft_acceptances)
     if stand < len(drafts):
         last, role = correction(p[stand], q[stand], residual_scales[stand]), Role.RESIDUAL
     else:
         last, role = distribution(logits[stand], params, stopping, history), Role.BONUS if drafts else Role.PLAIN
-    return _outcome(drafts, stand, draw(last, noise.uniform(hashes[stand], role)), soft_acceptances)
+    return outcome_of(drafts, stand, draw(last, noise.uniform(hashes[stand], role)), soft_acceptances)
 
 
 def _verify_by_match(
@@ -153,10 +161,10 @@ def _verify_by_match(
         history.push(token_id)
     stand = matches.index(False) if False in matches else len(drafts)
     soft_acceptances = bytes(255 * match for match in matches).ljust(len(drafts), b"\0")
-    if _ends_text(drafts[:stand], stopping):
-        return _outcome(drafts, stand, None, soft_acceptances)
+    if ends_text(drafts[:stand], stopping):
+        return outcome_of(drafts, stand, None, soft_acceptances)
     next_token = choices[stand] if stand < len(drafts) else target_choice(stand)
-    return _outcome(drafts, stand, next_token, soft_acceptances)
+    return outcome_of(drafts, stand, next_token, soft_acceptances)
 
 
 def acceptances(
@@ -233,12 +241,12 @@ def residual_mass(p: np.ndarray, q: DraftQ, scale: float) -> float:
     return float(np.maximum(scale * p_on_q - q.probabilities, 0.0).sum()) + scale * outside
 
 
-def _ends_text(accepted: tuple[int, ...], stopping: StoppingParams) -> bool:
+def ends_text(accepted: tuple[int, ...], stopping: StoppingParams) -> bool:
     """Nothing follows a stop token: the row after it is not even looked at."""
     return bool(accepted) and accepted[-1] in stopping.stop_token_ids
 
 
-def _outcome(drafts: tuple[int, ...], stand: int, next_token: int | None, soft_acceptances: bytes) -> Outcome:
+def outcome_of(drafts: tuple[int, ...], stand: int, next_token: int | None, soft_acceptances: bytes) -> Outcome:
     after_all = Origin.BONUS if drafts else Origin.PLAIN
     origin = Origin.CORRECTION if stand < len(drafts) else after_all
     return Outcome(

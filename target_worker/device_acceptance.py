@@ -46,8 +46,8 @@ def decide(decisions: Sequence[RoundDecision], rows: torch.Tensor) -> torch.Tens
     where = torch.from_numpy(row_of).to(rows.device)
 
     result = torch.empty(len(decisions), 2 + width, dtype=torch.float64, device=rows.device)
-    by_match = [index for index, d in enumerate(decisions) if d.decides_by_match]
-    by_ratio = [index for index, d in enumerate(decisions) if not d.decides_by_match]
+    by_match = [index for index, d in enumerate(decisions) if d.params.decides_by_match]
+    by_ratio = [index for index, d in enumerate(decisions) if not d.params.decides_by_match]
     for group, rule in ((by_match, _by_match), (by_ratio, _by_ratio)):
         if group:
             chosen = torch.tensor(group, device=rows.device)

@@ -11,8 +11,8 @@ import numpy as np
 from outrider.drafting.proposal import Proposal
 from outrider.sampling.history import History
 from outrider.sampling.noise import Noise
-from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
-from target_worker.acceptance import Outcome, _ends_text, _outcome
+from outrider.sampling.params import SamplingParams, StoppingParams
+from target_worker.acceptance import Outcome, ends_text, outcome_of
 
 
 class Rounds:
@@ -45,17 +45,12 @@ class RoundDecision:
         """All of them are decided together."""
         return ROUNDS
 
-    @property
-    def decides_by_match(self) -> bool:
-        """Greedy and COUPLED."""
-        return self.params.greedy or self.params.acceptance is AcceptanceRule.COUPLED
-
     def outcome(self, decided: np.ndarray) -> Outcome:
         """decided: float64[3 + 2 G], this round's line of what `decide` gave."""
         drafts, stand = self.proposal.token_ids, int(decided[0])
         soft_acceptances = bytes(int(soft) for soft in decided[2 : 2 + len(drafts)])
-        next_token = None if _ends_text(drafts[:stand], self.stopping) else int(decided[1])
-        return _outcome(drafts, stand, next_token, soft_acceptances)
+        next_token = None if ends_text(drafts[:stand], self.stopping) else int(decided[1])
+        return outcome_of(drafts, stand, next_token, soft_acceptances)
 
     def row_choices(self, decided: np.ndarray) -> list[int]:
         """The likeliest id of each row's raw logits."""

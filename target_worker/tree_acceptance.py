@@ -27,7 +27,16 @@ from outrider.sampling.distribution import coupled_token, distribution, draw, gr
 from outrider.sampling.history import History
 from outrider.sampling.noise import Noise, Role, extend_hash
 from outrider.sampling.params import AcceptanceRule, Origin, SamplingParams, StoppingParams
-from target_worker.acceptance import DraftQ, Outcome, correction, draft_q, ratio, residual_mass, soft_acceptance
+from target_worker.acceptance import (
+    DraftQ,
+    Outcome,
+    checked_round,
+    correction,
+    draft_q,
+    ratio,
+    residual_mass,
+    soft_acceptance,
+)
 
 T = TypeVar("T")
 
@@ -90,15 +99,10 @@ def verify_tree(
     A row that cannot be read takes its children out of the proposal, a stop token all that follows it: functions of the
     drafts before these, so the law is exact.
     """
-    if len(logits) != len(proposal) + 1:
-        raise ValueError(f"{len(logits)} rows of logits for {len(proposal)} drafts, need one more than drafts")
-    num_output_tokens = history.num_output_tokens
-    try:
-        if params.greedy or params.acceptance is AcceptanceRule.COUPLED:
+    with checked_round(logits, proposal, history):
+        if params.decides_by_match:
             return _verify_by_match(logits, proposal, params, stopping, history, noise, position)
         return _verify_by_ratio(logits, proposal, params, stopping, history, noise, prefix_hash)
-    finally:
-        history.pop(history.num_output_tokens - num_output_tokens)
 
 
 def _verify_by_ratio(

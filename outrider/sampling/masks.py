@@ -8,6 +8,7 @@ Only the output is looked at, drafts before the position included; the prompt ma
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,23 @@ def is_masked(token_id: int, params: SamplingParams, stopping: StoppingParams, h
     if params.bad_words and token_id in params.bad_words.banned_after(history):
         return True
     return _masks_stops(stopping, history) and token_id in stopping.stop_token_ids
+
+
+def num_allowed(token_ids: Sequence[int], params: SamplingParams, stopping: StoppingParams, history: History) -> int:
+    """How many of these guesses may follow the output: none from a masked id on, none after a stop token.
+
+    history: as before when it returns.
+    """
+    count = 0
+    for token_id in token_ids:
+        if is_masked(token_id, params, stopping, history):
+            break
+        history.push(token_id)
+        count += 1
+        if token_id in stopping.stop_token_ids:
+            break
+    history.pop(count)
+    return count
 
 
 def leaves_a_token(params: SamplingParams, stopping: StoppingParams, vocab_size: int) -> bool:

@@ -77,6 +77,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def decides_by_match(self) -> bool:
+        """Greedy and COUPLED: the target chooses for itself, and a draft is an id that its choice confirms or not."""
+        return self.greedy or self.acceptance is AcceptanceRule.COUPLED
+
+    @property
     def has_penalties(self) -> bool:
         """Whether earlier tokens shift logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)

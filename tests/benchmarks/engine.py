@@ -45,7 +45,7 @@ def main() -> None:
     with reporting_errors():
         model = text("MODEL", DEFAULT_MODEL)
         dtype = text("DTYPE", "auto" if model.startswith("toy:") else "bfloat16")
-        path = model if model.startswith("toy:") else prepare(model)
+        path = prepare(model)
         settings = TargetWorkerSettings(model=path, dtype=dtype)  # type: ignore[arg-type]
         figures: dict[str, Any] = passes(settings)
         figures["stock_pass_ms"] = stock_pass_ms(path, figures["dtype"])

@@ -60,7 +60,7 @@ def main() -> None:
         max_tokens = number("MAX_TOKENS", 96)
         gammas = {"transformers": whole_numbers("GAMMAS", "2,3,5"), "vllm": whole_numbers("VLLM_GAMMAS", "3")}
         draft_worker = DraftWorkerSettings(weight_dtype=text("DRAFT_WEIGHT_DTYPE", "auto"))  # type: ignore[arg-type]
-        paths = [model if model.startswith("toy:") else prepare(model) for model in (target, draft)]
+        paths = [prepare(model) for model in (target, draft)]
         settings = TargetWorkerSettings(model=paths[0], dtype=dtype)  # type: ignore[arg-type]
         ours = asyncio.run(run_ours(settings, paths[1], draft_worker, spread(texts, count), max_tokens))
         job = Job(*paths, ours.dtype, max_tokens, ours.prompt_ids, list(TEMPERATURES), [])

@@ -11,7 +11,7 @@ from outrider.lm.gpu.noise import gumbel, signed
 from outrider.lm.gpu.sampling import Filters, RowContext, greedy, is_readable, log_weights, process
 from outrider.sampling.history import History
 from outrider.sampling.noise import Noise
-from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from outrider.sampling.params import SamplingParams, StoppingParams
 
 
 class DraftRow(Protocol):
@@ -32,7 +32,7 @@ def decide(decisions: Sequence[DraftRow], rows: torch.Tensor, step: int) -> torc
     readable = is_readable(rows)
     if processed is not rows:
         readable &= is_readable(processed)
-    most = max(0 if _matches(d) else d.max_q_entries for d in decisions)
+    most = max(0 if d.params.decides_by_match else d.max_q_entries for d in decisions)
     most = min(most, rows.shape[1])
     result = torch.zeros(len(decisions), 1 + 2 * most, dtype=torch.float64, device=rows.device)
     is_greedy = [i for i, d in enumerate(decisions) if d.params.greedy]
@@ -50,17 +50,13 @@ def decide(decisions: Sequence[DraftRow], rows: torch.Tensor, step: int) -> torc
 
 def _drawn(decisions: Sequence[DraftRow], weights: torch.Tensor, most: int, step: int) -> torch.Tensor:
     keys = torch.tensor([signed(d.noise.gumbel_key(d.position + step)) for d in decisions], device=weights.device)
-    matches = torch.tensor([_matches(d) for d in decisions], device=weights.device)
-    if all(_matches(d) for d in decisions):
+    matches = torch.tensor([d.params.decides_by_match for d in decisions], device=weights.device)
+    if all(d.params.decides_by_match for d in decisions):
         tokens = (weights + gumbel(keys, weights.shape[1])).argmax(1).double()[:, None]
         return torch.nn.functional.pad(tokens, (0, 2 * most))
     ranked = weights.sort(dim=1, descending=True, stable=True)
     ids, masses = ranked.indices[:, :most], torch.exp(ranked.values[:, :most])
     first = (masses > 0.0).sum(1)
-    if any(_matches(d) for d in decisions):
+    if any(d.params.decides_by_match for d in decisions):
         first = torch.where(matches, (weights + gumbel(keys, weights.shape[1])).argmax(1), first)
     return torch.cat([first[:, None].double(), ids.double(), masses], 1)
-
-
-def _matches(decision: DraftRow) -> bool:
-    return decision.params.greedy or decision.params.acceptance is AcceptanceRule.COUPLED

@@ -195,7 +195,7 @@ def test_drafts_are_the_hosts(seed):
             arguments = (row, decision.params, STOPPING, decision.history)
             if decision.params.greedy:
                 assert token_id == greedy_token(*arguments)
-            elif decision.decides_by_match:
+            elif decision.params.decides_by_match:
                 assert token_id == coupled_token(*arguments, decision.noise, 3 + step)
             else:
                 expected = sparse_q(*arguments, decision.max_q_entries)
