@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-engine bench-gpu clean
+.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-engine bench-drafters bench-gpu clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -qq --constraint constraints.txt
 INSTALLED := .venv/.installed
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## .venv with everything: minutes the first time, then nothing to do
 
@@ -58,7 +58,7 @@ proto: setup  ## regenerate outrider/v1 from protos
 bench: setup  ## plain against speculative through the real services
 	$(BIN)/outrider bench
 
-# TARGET=, DRAFT=, PROMPTS=, PEER_PYTHON= reach these two as make variables or from the environment.
+# TARGET=, DRAFT=, PROMPTS=, PEER_PYTHON= reach these as make variables or from the environment.
 bench-peers: setup  ## beside transformers and vLLM on this machine; last line is one JSON object
 	$(BIN)/python tests/benchmarks/peers.py
 
@@ -67,6 +67,10 @@ bench-engine: setup  ## a target's pass beside its floor and the stock one, memo
 
 bench-exact: setup  ## bf16 greedy text with drafts against plain text; last line is one JSON object
 	$(BIN)/python tests/benchmarks/exact.py
+
+# TARGET=, DRAFT=, HEADS=, DRAFTERS=, WORKLOADS=, NUM_PROMPTS=, MAX_TOKENS= and more: see the script.
+bench-drafters: setup  ## every way to draft on every kind of work, against plain; JSON last
+	$(BIN)/python tests/benchmarks/drafters.py
 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py

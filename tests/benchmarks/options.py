@@ -32,9 +32,22 @@ def whole_numbers(name: str, default: str) -> list[int]:
     return [int(value) for value in values]
 
 
+def words(name: str, default: str) -> list[str]:
+    """Comma separated, each once; empty ones are left out."""
+    return list(dict.fromkeys(filter(None, (value.strip() for value in text(name, default).split(",")))))
+
+
 def real(name: str, default: float) -> float:
     """Raises InvalidArgument, naming the variable, unless it is a number from 0 on."""
-    value = text(name, str(default))
+    return _real(name, text(name, str(default)))
+
+
+def reals(name: str, default: str) -> list[float]:
+    """Comma separated. Raises InvalidArgument, naming the variable, unless all are numbers from 0 on."""
+    return [_real(name, value) for value in words(name, default)]
+
+
+def _real(name: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
