@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tree_law
 from round_law import shipped
+from tree_law import Drawn
 
 from coordinator.drafting import Drafted
 from coordinator.gamma.adaptive import AdaptiveGamma
@@ -68,6 +70,7 @@ class Pair:
     vocab_size: int
     seed: int
     concentration: float = 0.7
+    _rows: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)
 
     def p(self, ids: Sequence[int]) -> np.ndarray:
         return self._row(1, ids)
@@ -79,8 +82,11 @@ class Pair:
         return SparseQ(kept.astype(np.uint32), counts[kept])
 
     def _row(self, table: int, ids: Sequence[int]) -> np.ndarray:
-        rng = np.random.default_rng([self.seed, table, *ids])
-        return rng.dirichlet([self.concentration] * self.vocab_size)
+        key = (table, *ids)
+        if key not in self._rows:
+            rng = np.random.default_rng([self.seed, *key])
+            self._rows[key] = rng.dirichlet([self.concentration] * self.vocab_size)
+        return self._rows[key]
 
 
 @dataclass
@@ -106,10 +112,21 @@ class FakeDraft:
         prefix = (*self.stream.log.prompt_ids, *self.stream.log.output_ids)
         if self.is_late(len(prefix)):
             return Drafted(SealedProposal(), wait_ms=1.0)
-        drafts = self.script.answer(lambda: list(self._chains(prefix, choice.num_draft_tokens)))
-        q = tuple(self.pair.q((*prefix, *drafts[:i])) for i in range(len(drafts)))
-        self.num_drafted += len(drafts)
-        return Drafted(_sealed(convert.proposal_to_pb(Proposal(drafts, q, drafter="model"))))
+        proposal = self.script.answer(lambda: self.proposals(prefix, choice.num_draft_tokens))
+        self.num_drafted += len(proposal)
+        return Drafted(_sealed(convert.proposal_to_pb(proposal)))
+
+    def proposals(self, prefix: Ids, num_tokens: int) -> Weighted:
+        """(proposal, probability) of all that may be drawn: here, chains of samples."""
+        return [
+            (
+                Proposal(
+                    drafts, tuple(self.pair.q((*prefix, *drafts[:i])) for i in range(len(drafts))), drafter="model"
+                ),
+                mass,
+            )
+            for drafts, mass in self._chains(prefix, num_tokens)
+        ]
 
     def _chains(self, prefix: Ids, num_tokens: int) -> Iterator[tuple[Ids, float]]:
         chains: Weighted = [((), 1.0)]
@@ -155,8 +172,8 @@ class FakeTarget:
 
     def _commit(self, proposal: Proposal) -> Timed:
         prefix = (*self.stream.log.prompt_ids, *self.stream.log.output_ids)
-        num_drafts, token_id = self.script.answer(lambda: self._outcomes(prefix, proposal))
-        ids = (*proposal.token_ids[:num_drafts], token_id)
+        accepted, token_id = self.script.answer(lambda: self._outcomes(prefix, proposal))
+        num_drafts, ids = len(accepted), (*accepted, token_id)
         last = Origin.CORRECTION if num_drafts < len(proposal) else Origin.BONUS
         room = self.stream.num_remaining_tokens
         origins = (Origin.ACCEPTED,) * num_drafts + (last if len(proposal) else Origin.PLAIN,)
@@ -173,13 +190,20 @@ class FakeTarget:
         return Timed(verdict, 1.0)
 
     def _outcomes(self, prefix: Ids, proposal: Proposal) -> Weighted:
+        """((drafts that stand, the token after them), probability)."""
         drafts = proposal.token_ids
-        p = [self.pair.p((*prefix, *drafts[:i])) for i in range(len(drafts) + 1)]
-        q = [dense(draft_q(proposal, i), self.pair.vocab_size) for i in range(len(drafts))]
-        masses: dict[tuple[int, int], float] = defaultdict(float)
-        for mass, stand, last in shipped(self.rule)(p, q, drafts):
+        q = tuple(dense(draft_q(proposal, i), self.pair.vocab_size) for i in range(len(drafts)))
+        masses: dict[tuple[Ids, int], float] = defaultdict(float)
+        if proposal.is_chain:
+            p = [self.pair.p((*prefix, *drafts[:i])) for i in range(len(drafts) + 1)]
+            found = ((mass, drafts[:stand], last) for mass, stand, last in shipped(self.rule)(p, q, drafts))
+        else:
+            drawn = Drawn(proposal.parents, drafts, q)
+            rows = {node: self.pair.p((*prefix, *drawn.text(node))) for node in range(-1, len(drafts))}
+            found = ((mass, drawn.text(node), last) for mass, node, last in tree_law.shipped(self.rule)(drawn, rows))
+        for mass, accepted, last in found:
             for x in np.nonzero(last)[0].tolist():
-                masses[stand, x] += mass * float(last[x])
+                masses[accepted, x] += mass * float(last[x])
         return list(masses.items())
 
 
@@ -221,7 +245,8 @@ def warm_policy(
 class World:
     """One loop under test, in everything that is not random.
 
-    memory: what earlier streams left. `make_loop` may be a biased twin of the round loop.
+    past, corrections: what earlier streams left. `make_loop` may be a biased twin of the round loop, `make_draft`
+    another drafter, or one that lies.
     """
 
     pair: Pair
@@ -237,6 +262,7 @@ class World:
     past: Sequence[Ids] = ()
     corrections: Sequence[tuple[Ids, int]] = ()
     make_loop: type[RoundLoop] = RoundLoop
+    make_draft: type[FakeDraft] = FakeDraft
     reasons: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     num_mixed: int = 0
     """Chains that a local drafter went on with."""
@@ -285,7 +311,7 @@ class World:
         for context, token_id in self.corrections:
             memory.corrections.learn(memory.scope(stream), context, token_id)
         script = Script(answers)
-        draft = FakeDraft(stream, self.pair, script, self.is_late, self.drafter in ("", "model"), self.drafters)
+        draft = self.make_draft(stream, self.pair, script, self.is_late, self.drafter in ("", "model"), self.drafters)
         target = FakeTarget(stream, self.pair, script, self.rule)
         local, outbox, policy = LocalDrafts(stream, memory), _Steps(), Timeless(self.policy())
         loop: Any = self.make_loop(stream, target, draft, local, policy, outbox, 0.0)  # type: ignore[arg-type]
