@@ -151,8 +151,10 @@ class DistillSettings(_Settings):
 
     model: str = Field("smollm2-135m", description="Target: bundle name, hub id or local folder.")
     revision: str = Field("", description="Hub revision; empty: the default one.")
-    kind: Literal["eagle3", "model"] = Field(
-        "eagle3", description="eagle3: a head on the target's hidden states. model: a small model of its own."
+    kind: Literal["eagle3", "model", "exit"] = Field(
+        "eagle3",
+        description="eagle3: a head on the target's hidden states. model: a small model of its own. exit: a block that "
+        "speaks for the target after its first layers.",
     )
     out: str = Field("", description="Folder for the draft, the report and what a killed run goes on from.")
     data: str = Field("", description="Folder of generated text, to share between runs; empty: `data` in out.")
@@ -176,6 +178,7 @@ class DistillSettings(_Settings):
     held_out_prompts: int = Field(64, ge=1, description="Prompts of each set on which acceptance is measured.")
     draft_vocab_size: int = Field(10240, ge=1, description="Ids that the draft can guess.")
     draft_layers: str = Field("", description="kind=model: layers of the target to start from; empty: first and last.")
+    exit_layer: int = Field(0, ge=0, description="kind=exit: target layers before the block; 0: a fifth of them.")
     num_unrolled_steps: int = Field(4, ge=1, le=8, description="kind=eagle3: guesses ahead that training unrolls.")
     train_batch_tokens: int = Field(2048, ge=1, description="Tokens of one training step, padding included.")
     learning_rate: float = Field(0.0, ge=0, description="Of the matrices; 0: by kind.")

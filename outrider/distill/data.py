@@ -19,7 +19,7 @@ from outrider.distill.claim import claim
 from outrider.distill.generation import Job, generate
 from outrider.distill.prompts import Prompt, PromptSource
 from outrider.distill.shards import Shard, has_shard, read_shard, write_shard
-from outrider.distill.target import Target
+from outrider.distill.target import LAST, Target
 from outrider.errors import InvalidArgument
 from outrider.lm.loading import Progress
 from outrider.settings import DistillSettings
@@ -54,6 +54,8 @@ def make_data(
     about = {name: getattr(settings, name) for name in DECIDING} | {
         "target": target.fingerprints[str(target.dtype).removeprefix("torch.")],
         "prompts": source.name,
+        # Where its input is a state of its own, which data of other drafts does not hold.
+        "exit_layer": target.exit_layer if target.exit_state > LAST else None,
     }
     claim(folder, "data.json", about, "data")
     held_out = _held_out(folder, target, source, settings, on_progress)

@@ -1,6 +1,6 @@
-"""Drafts as checkpoints that others read: EAGLE-3's public layout, and a plain transformers model.
+"""Drafts as checkpoints: EAGLE-3's public layout and a plain transformers model, which others read, and exit adapters.
 
-Both name their target under "outrider" in config.json: its name, its fingerprints by number type of its weights, and
+All name their target under "outrider" in config.json: its name, its fingerprints by number type of its weights, and
 its tokenizer's. Weights are bfloat16 safetensors.
 """
 
@@ -16,9 +16,11 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.distill.eagle3 import Eagle3Head, rope_theta
+from outrider.distill.exit import ExitAdapter
 from outrider.distill.pruned import PrunedModel
 from outrider.distill.target import Target, state_layers
 from outrider.lm.draft_vocab import write_draft_vocab
+from outrider.lm.exit_head import CONFIG_FILE, DRAFT_IDS, WEIGHTS_FILE
 
 VOCAB_FILE = "draft_vocab.json"
 
@@ -115,3 +117,23 @@ def export_model(
     model.to(torch.bfloat16).save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
     write_draft_vocab(folder / VOCAB_FILE, draft_ids.tolist(), target.tokenizer_fingerprint)
+
+
+def export_exit(
+    folder: Path, adapter: ExitAdapter, draft_ids: torch.Tensor, target: Target, about: dict[str, Any]
+) -> None:
+    """As `outrider.lm.exit_head` reads it. The rows of the head are the target's, and not written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in adapter.base.state_dict().items()}
+    tensors[DRAFT_IDS] = draft_ids
+    fingerprint = target.fingerprints[str(target.dtype).removeprefix("torch.")]
+    save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt", "target_fingerprint": fingerprint})
+    config = {
+        "architectures": ["OutriderExitAdapter"],
+        "dtype": "bfloat16",
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": len(draft_ids),
+        "outrider": about | {"exit_layer": target.exit_layer},
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import torch
 
 from outrider.distill.batch_cache import BatchCache, DecodePlan, PrefillPlan
 from outrider.distill.shards import Generated
-from outrider.distill.target import NUM_STATES, Target
+from outrider.distill.target import Target
 
 PREFILL_ROWS = 512
 
@@ -54,7 +54,7 @@ def generate(
     seed: int,
     on_step: Callable[[int], None] = lambda num_running: None,
 ) -> tuple[list[Generated], list[torch.Tensor]]:
-    """Sequences in the order of `jobs`, and the states [n, 4, H] of the tokens that were read of each."""
+    """Sequences in the order of `jobs`, and the states [n, S, H] of the tokens that were read of each."""
     max_length = max(len(job.prompt_ids) for job in jobs) + max_new_tokens
     cache = BatchCache(target.cache_shape(), len(jobs), max_length, target.dtype)
     sequences = [_start(target, job, max_new_tokens, seed) for job in jobs]
@@ -72,7 +72,7 @@ def generate(
 
 def _start(target: Target, job: Job, max_new_tokens: int, seed: int) -> _Running:
     uniforms = np.random.default_rng([seed, job.number]).random(max_new_tokens)
-    size = (len(job.prompt_ids) + max_new_tokens, NUM_STATES, target.hidden_size)
+    size = (len(job.prompt_ids) + max_new_tokens, target.num_states, target.hidden_size)
     return _Running(job, uniforms, torch.empty(size, dtype=target.dtype))
 
 

@@ -58,7 +58,8 @@ class _HeadLoss(Function):
             totals += (losses @ r).detach()
             grad = (grad_logits * r[:, None]).to(compute_dtype)
             grad_hidden[rows] = (grad @ cast_weight).float()
-            grad_weight += (grad.T @ cast_hidden).float()
+            if ctx.needs_input_grad[1]:
+                grad_weight += (grad.T @ cast_hidden).float()
         ctx.save_for_backward(grad_hidden, grad_weight)
         loss, entropy, acceptance = totals.unbind()
         ctx.mark_non_differentiable(entropy, acceptance)

@@ -15,7 +15,7 @@ CLIP_NORM = 5.0
 
 
 class DraftOptimizer:
-    """Steps every parameter of `draft` that is trained. matrix_rate: Muon's learning rate."""
+    """Steps every parameter of `draft` that is trained; its head may be frozen. matrix_rate: Muon's learning rate."""
 
     def __init__(self, draft: nn.Module, matrix_rate: float) -> None:
         trained = [(name, p) for name, p in draft.named_parameters() if p.requires_grad]

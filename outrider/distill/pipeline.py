@@ -15,7 +15,8 @@ from outrider.distill.acceptance import Acceptance, Judge
 from outrider.distill.claim import claim
 from outrider.distill.data import Data, make_data
 from outrider.distill.eagle3 import Eagle3Head
-from outrider.distill.export import export_eagle3, export_model, provenance
+from outrider.distill.exit import ExitAdapter
+from outrider.distill.export import export_eagle3, export_exit, export_model, provenance
 from outrider.distill.prompts import read_prompts
 from outrider.distill.pruned import PrunedModel
 from outrider.distill.shards import write_json
@@ -28,7 +29,8 @@ from outrider.settings import DistillSettings
 
 CHANGEABLE = {"out", "data", "minutes", "num_threads", "checkpoint_interval_s"}
 """Settings that a run may be resumed with other values of."""
-MATRIX_RATES = {"eagle3": 1e-2, "model": 5e-3}
+MATRIX_RATES = {"eagle3": 1e-2, "model": 5e-3, "exit": 5e-3}
+EXPORTS: dict[str, Any] = {"eagle3": export_eagle3, "model": export_model, "exit": export_exit}
 MIN_TRAINING_SHARE = 0.2
 """Of the minutes, whatever the stages before have taken."""
 SAVING_S = 5.0
@@ -43,7 +45,8 @@ def distill(settings: DistillSettings, on_progress: Progress) -> dict[str, Any]:
     """
     out = Path(settings.out)
     source = read_prompts(settings)
-    claim(out, "settings.json", settings.model_dump(exclude=CHANGEABLE) | {"source": source.name}, "out")
+    unused = set() if settings.kind == "exit" else {"exit_layer"}
+    claim(out, "settings.json", settings.model_dump(exclude=CHANGEABLE | unused) | {"source": source.name}, "out")
     try:
         with FileLock(out / ".lock", timeout=0):
             report_file = out / "report.json"
@@ -102,6 +105,8 @@ class _Run:
         weights = self.target.weights
         if self.settings.kind == "eagle3":
             return Eagle3Head(weights, draft_ids)
+        if self.settings.kind == "exit":
+            return ExitAdapter(weights, draft_ids, self.target.exit_layer, self.target.exit_state)
         return PrunedModel(weights, draft_ids, tuple(weights.layers))
 
     def _start(self, draft: Any, draft_ids: torch.Tensor) -> tuple[dict[str, Any], float]:
@@ -150,8 +155,7 @@ class _Run:
     def _export(self, draft: Any, draft_ids: torch.Tensor, about: dict[str, Any]) -> None:
         self.on_progress("writing the checkpoint", None)
         about = provenance(self.target, self.settings.kind, about)
-        export = export_eagle3 if self.settings.kind == "eagle3" else export_model
-        export(self.out / "draft", draft, draft_ids, self.target, about)  # type: ignore[operator]
+        EXPORTS[self.settings.kind](self.out / "draft", draft, draft_ids, self.target, about)
 
     def _report(
         self,

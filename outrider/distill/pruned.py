@@ -3,16 +3,16 @@ alone as a checkpoint that any server of the family loads."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, PretrainedConfig
+from transformers import AutoModel
 
 from outrider.distill.batches import Batch
 from outrider.distill.target import TargetWeights
+from outrider.lm.exit_block import pruned_config
 
 
 class PrunedModel(nn.Module):
@@ -36,12 +36,3 @@ class PrunedModel(nn.Module):
         """
         embedded = self.base.embed_tokens(batch.token_ids[:, :-1]).float()
         return [self.base(inputs_embeds=embedded, use_cache=False).last_hidden_state] * num_steps
-
-
-def pruned_config(config: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
-    """The target's config with these layers only."""
-    pruned = copy.deepcopy(config)
-    pruned.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        pruned.layer_types = [config.layer_types[index] for index in layers]
-    return pruned

@@ -1,7 +1,8 @@
 """The target as distillation sees it: its logits, the hidden states a draft learns from, and the weights it borrows.
 
 Four states are taken of each token that is read: three of the residual stream (the inputs of three layers, as EAGLE-3
-reads them) and the last one after the final norm, from which the output head makes logits.
+reads them) and the last one after the final norm, from which the output head makes logits. For an exit adapter the
+input of its layer is a fifth, unless it is among the three.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from outrider.lm.rotary import use_rotary_table
 from outrider.lm.toy import PREFIX as TOY
 from outrider.settings import DistillSettings, TargetWorkerSettings, WorkerSettings
 
-NUM_STATES = 4
 LAST = 3
 """Index of the state after the final norm."""
 DTYPES = ("float32", "bfloat16", "float16")
@@ -51,6 +51,8 @@ class Target:
 
     fingerprints: what a target worker calls this model, by number type of its weights.
     state_layers: the three layers whose inputs are taken; 0 is the embedding.
+    exit_layer, exit_state: for an exit adapter its layer and the index of that layer's input among the states; else 0.
+    num_states: of each token.
     """
 
     def __init__(self, settings: DistillSettings, on_progress: Progress) -> None:
@@ -74,10 +76,18 @@ class Target:
         del loaded
         self._network: Any = _stock(path, self.dtype)
         num_layers = self._network.config.num_hidden_layers
-        kept = chosen_layers(settings.draft_layers, num_layers) if settings.kind == "model" else ()
+        self.exit_layer = chosen_exit(settings.exit_layer, num_layers) if settings.kind == "exit" else 0
+        kept: tuple[int, ...] = (self.exit_layer,) if self.exit_layer else ()
+        if settings.kind == "model":
+            kept = chosen_layers(settings.draft_layers, num_layers)
         self.weights = _weights(self._network, self.vocab_size, kept)
         self.fingerprints = fingerprints(path, self.weights.config)
         self.state_layers = state_layers(self.num_layers)
+        taken: list[int | None] = [*self.state_layers, None]  # the last state is the input of no layer
+        if self.exit_layer and self.exit_layer not in taken:
+            taken.append(self.exit_layer)
+        self.num_states = len(taken)
+        self.exit_state = taken.index(self.exit_layer) if self.exit_layer else 0
         pack_linears(self._network)
         use_rotary_table(self._network)
         use_batch_attention(self._network)
@@ -106,7 +116,7 @@ class Target:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass over N rows, token_ids and positions int64[N].
 
-        Gives the logits of `logit_rows`, float32[L, V], and every row's states [N, 4, H] in the model's number type.
+        Gives the logits of `logit_rows`, float32[L, V], and every row's states [N, S, H] in the model's number type.
         """
         logits = self._network(
             input_ids=token_ids[None],
@@ -115,7 +125,7 @@ class Target:
             logits_to_keep=logit_rows,
             **{PLAN: plan},
         ).logits
-        states = torch.stack([self._taken[index][0] for index in range(NUM_STATES)], 1)
+        states = torch.stack([self._taken[index][0] for index in range(self.num_states)], 1)
         self._taken.clear()
         return logits[0, :, : self.vocab_size].float(), states
 
@@ -148,7 +158,8 @@ class Target:
         def after(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
             self._taken[LAST] = output
 
-        for index, layer in enumerate(self.state_layers):
+        layers = dict(enumerate(self.state_layers)) | ({self.exit_state: self.exit_layer} if self.exit_layer else {})
+        for index, layer in layers.items():
             base.layers[layer].register_forward_pre_hook(before(index), with_kwargs=True)
         base.norm.register_forward_hook(after)
 
@@ -182,6 +193,17 @@ def chosen_layers(text: str, num_layers: int) -> tuple[int, ...]:
             field="draft_layers",
         )
     return layers
+
+
+def chosen_exit(layer: int, num_layers: int) -> int:
+    """The exit layer E: a fifth of the layers run before it where none is given. Raises InvalidArgument."""
+    if num_layers < 2:
+        raise InvalidArgument("kind: a target of one layer has none to leave out; use kind=model", field="kind")
+    if layer >= num_layers:
+        raise InvalidArgument(
+            f"exit_layer: {layer} is no layer to leave before, give 1 to {num_layers - 1}", field="exit_layer"
+        )
+    return layer or max(1, num_layers // 5)
 
 
 def state_layers(num_layers: int) -> tuple[int, int, int]:
