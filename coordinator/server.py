@@ -22,7 +22,7 @@ from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_req
 from outrider.errors import Internal, InvalidArgument
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.channel import is_host_and_port
-from outrider.serving.convert import cache_counters_to_pb, numerics_to_pb
+from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
 from outrider.serving.events import event_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb

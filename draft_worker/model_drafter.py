@@ -12,13 +12,12 @@ import numpy as np
 
 from draft_worker.device_decision import DraftDecision
 from draft_worker.ids import DraftIds, OwnIds
+from outrider.drafting.chain import draw_token
 from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.errors import Internal
 from outrider.lm.interface import Forward, Program, SequenceHandle
-from outrider.sampling.distribution import coupled_token, greedy_token
 from outrider.sampling.noise import Role, extend_hash
-from outrider.sampling.params import AcceptanceRule
-from outrider.sampling.sparse_q import draw_draft, sparse_q
+from outrider.sampling.sparse_q import draw_draft
 from outrider.serving.session_log import SessionLog
 
 NAME = "model"
@@ -130,12 +129,9 @@ class ModelDrafter:
     def _draw(self, logits: np.ndarray, prefix_hash: int, position: int) -> tuple[int, SparseQ | None]:
         """One draft and its q; None where the rule is a match of ids, which needs none."""
         log = self._log
-        if log.sampling.greedy:
-            return greedy_token(logits, log.sampling, log.stopping, log.history), None
-        if log.sampling.acceptance is AcceptanceRule.COUPLED:
-            return coupled_token(logits, log.sampling, log.stopping, log.history, log.noise, position), None
-        q = sparse_q(logits, log.sampling, log.stopping, log.history, self._max_q_entries)
-        return draw_draft(q, log.noise.integer16(prefix_hash, Role.DRAFT)), q
+        return draw_token(
+            logits, log.sampling, log.stopping, log.history, log.noise, prefix_hash, position, self._max_q_entries
+        )
 
     def _room(self) -> int:
         """Drafts that the cache has room for. The last one is not computed itself, so one more than tokens fit."""

@@ -124,6 +124,7 @@ class _DraftStream:
         elif message.epoch <= self._session.log.epoch:
             self._worker.counters.num_stale_messages += 1
             return
+        convert.refuse_unimplemented(message.features, "open.features", "features of the target")
         opening = convert.draft_open_from_pb(message)
         settings = self._worker.settings
         assert isinstance(settings, DraftWorkerSettings)

@@ -303,6 +303,28 @@ class CacheCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetDrafter:
+    """A drafter inside a target worker, which requests call `name`, and what its probe found at load.
+
+    kind: medusa, eagle, eagle3 or toy. source: as the worker's settings name it. max_draft_tokens: longest chain; 0:
+    any. agreement: share of a text of the target's own in which its likeliest next token was the target's; None: not
+    probed. n drafts take about first_draft_ms + (n - 1) * next_draft_ms. warning: of the probe; empty: none.
+    """
+
+    name: str
+    kind: str
+    source: str = ""
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    max_draft_tokens: int = 0
+    agreement: float | None = None
+    num_probe_tokens: int = 0
+    first_draft_ms: float = 0.0
+    next_draft_ms: float = 0.0
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A worker as the coordinator sees it; `role` is `draft` or `target`."""
 

@@ -141,6 +141,11 @@ class TargetWorkerSettings(WorkerSettings):
 
     port: int = Field(50052, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
     tensor_parallel: int = Field(1, ge=1, le=64, description="Processes that share the model's weights and cache.")
+    heads: AddressList = Field(
+        (),
+        description="Heads that draft inside this worker: folder, file, hub id, or name=any of these, comma separated; "
+        "the first is the default. Empty: none.",
+    )
     cache_overcommit: float = Field(
         2.0, ge=1, description="Cache blocks promised to streams per block there is; 1: none is ever preempted."
     )

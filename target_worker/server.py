@@ -16,6 +16,7 @@ from outrider.serving.session_stream import SessionStream, serve_session
 from outrider.serving.worker import Worker, serve_worker
 from outrider.settings import TargetWorkerSettings
 from outrider.v1 import common_pb2, target_pb2, worker_pb2
+from target_worker.heads import Heads
 from target_worker.session import TargetSession
 
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"]
@@ -36,11 +37,13 @@ async def serve(
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Runs a target worker until `stop` is set or the process is asked to end (see `serve_worker`)."""
+    heads = Heads(settings)
     await serve_worker(
         settings,
         role=worker_pb2.WORKER_ROLE_TARGET,
         service=SERVICE,
-        make_servicer=TargetServicer,
+        make_servicer=partial(TargetServicer, heads=heads),
+        equipment=heads,
         loaded=loaded,
         stop=stop,
         on_ready=on_ready,
@@ -50,8 +53,9 @@ async def serve(
 class TargetServicer:
     """`TargetService` of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, heads: Heads) -> None:
         self._worker = worker
+        self._heads = heads
 
     async def Session(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Response]:
         settings = self._worker.settings
@@ -60,15 +64,16 @@ class TargetServicer:
             heartbeat_ms=settings.heartbeat_ms,
             idle_lease_s=settings.session_idle_lease_s,
         )
-        async for response in serve_session(stream, requests, _TargetStream(self._worker, stream).drive):
+        async for response in serve_session(stream, requests, _TargetStream(self._worker, self._heads, stream).drive):
             yield response
 
 
 class _TargetStream:
     """One stream: takes messages in turn, runs their programs, sends what these answer."""
 
-    def __init__(self, worker: Worker, stream: SessionStream[Request, Response]) -> None:
+    def __init__(self, worker: Worker, heads: Heads, stream: SessionStream[Request, Response]) -> None:
         self._worker = worker
+        self._heads = heads
         self._engine = worker.engine
         self._stream = stream
         self._session: TargetSession | None = None
@@ -107,6 +112,7 @@ class _TargetStream:
         elif message.epoch <= self._session.log.epoch:
             self._worker.counters.num_stale_messages += 1
             return
+        convert.refuse_unimplemented(message.features, "open.features", "sending features of the target")
         opening = convert.target_open_from_pb(message)
         description = self._worker.loaded.description
         make = partial(
@@ -116,6 +122,7 @@ class _TargetStream:
             context_length=description.context_length,
             max_draft_tokens=self._worker.settings.max_draft_tokens,
             counters=self._worker.counters,
+            drafters=self._heads.held,
         )
         self._free()
         with self._stream.working():
@@ -135,23 +142,41 @@ class _TargetStream:
                 "verify.expected_token_id: pipelined verification is not supported yet; leave the field unset",
                 field="verify.expected_token_id",
             )
+        convert.refuse_unimplemented(
+            message.HasField("features_start"), "verify.features_start", "sending features of the target"
+        )
         proposal, fault = EMPTY, ""
         try:
             proposal = convert.proposal_from_pb(message.proposal)
         except ProposalFault as reason:
             fault = str(reason)
         header, committed_ids = _prefix(message)
-        verdict = await self._run(session.verify(header, committed_ids, proposal, fault))
+        program = session.verify(
+            header,
+            committed_ids,
+            proposal,
+            fault,
+            drafter=message.drafter,
+            num_draft_tokens=message.num_draft_tokens,
+        )
+        verdict = await self._run(program)
         if verdict is not None:
             self._send_verdict(verdict)
 
     async def _decode(self, message: target_pb2.TargetDecode) -> None:
         """Runs a decode until its credit is used or another message comes, which is left for `drive`."""
         session = self._opened()
-        convert.refuse_unimplemented(message.num_draft_tokens, "decode.num_draft_tokens", "an in-target drafter")
         emit = partial(_post, asyncio.get_running_loop(), partial(self._send_decoded, session))
         header, committed_ids = _prefix(message)
-        decoding = asyncio.ensure_future(self._run(session.decode(header, committed_ids, message.credit_tokens, emit)))
+        program = session.decode(
+            header,
+            committed_ids,
+            message.credit_tokens,
+            emit,
+            drafter=message.drafter,
+            num_draft_tokens=message.num_draft_tokens,
+        )
+        decoding = asyncio.ensure_future(self._run(program))
         arrival = asyncio.ensure_future(self._stream.wait())
         try:
             await asyncio.wait({decoding, arrival}, return_when=asyncio.FIRST_COMPLETED)

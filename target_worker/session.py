@@ -10,33 +10,26 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from outrider.drafting.proposal import EMPTY, Proposal, ProposalFault, check
 from outrider.drafting.tree import PREFIX
-from outrider.errors import FailedPrecondition, Internal, InvalidArgument
+from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm.interface import Forward, ForwardResult, Program, SequenceHandle
-from outrider.sampling.logprobs import raw_logprobs
 from outrider.sampling.params import Finish
 from outrider.serving.checks import check_target_opening
 from outrider.serving.messages import Header, OutOfStep, TargetOpening, TokenLogprobs, Verdict
 from outrider.serving.session_log import SessionCounters, SessionLog
 from target_worker.acceptance import Outcome, verify
 from target_worker.device_decision import RoundDecision
+from target_worker.drafters import NO_DRAFTERS, NOTHING_DRAFTED, HeldDrafters, OwnDraft, OwnDrafts
+from target_worker.prompt_pass import TellPrompt, compute_prompt, logprobs
 from target_worker.tree_acceptance import TreeOutcome, verify_tree
-
-MAX_PROMPT_LOGIT_BYTES = 32 << 20
-MAX_PROMPT_LOGIT_ROWS = 256
-"""Prompt logprobs are computed so many rows at a time: logits of a whole prompt would not fit in memory."""
-
-TellPrompt = Callable[[int, TokenLogprobs], None]
-"""(position of the first prompt token, logprobs of it and the next ones); on the thread that runs the program."""
 
 
 class TargetSession:
     """One epoch of one stream. Its programs run one at a time; `sequence` must be set before the first.
 
-    Raises InvalidArgument, naming the field, on an opening that cannot be served.
+    drafters: those that this worker has of its own. Raises InvalidArgument, naming the field, on an opening that cannot
+    be served.
     """
 
     sequence: SequenceHandle
@@ -49,6 +42,7 @@ class TargetSession:
         context_length: int,
         max_draft_tokens: int,
         counters: SessionCounters | None = None,
+        drafters: HeldDrafters = NO_DRAFTERS,
     ) -> None:
         check_target_opening(
             opening, vocab_size=vocab_size, context_length=context_length, max_draft_tokens=max_draft_tokens
@@ -57,6 +51,7 @@ class TargetSession:
         self.finish = Finish.NONE
         self.counters = counters or SessionCounters()
         self._max_draft_tokens = opening.max_draft_tokens
+        self._own = OwnDrafts(drafters, self.log, opening.max_draft_tokens, self.counters)
         self._num_prompt_tokens = len(opening.prompt_ids)
         self._num_top = opening.top_logprobs if opening.logprobs else None
         self._num_prompt_top = opening.prompt_logprobs
@@ -75,7 +70,9 @@ class TargetSession:
         if self._num_prompt_top is None or tell_prompt is None:
             return (yield from self._round(EMPTY, time.perf_counter_ns()))
         started_ns = time.perf_counter_ns()
-        queue_us, compute_us = yield from self._compute_prompt(tell_prompt, self._num_prompt_top)
+        queue_us, compute_us = yield from compute_prompt(
+            self.log, self.sequence, self._num_prompt_tokens, tell_prompt, self._num_prompt_top
+        )
         sampling_us = max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us - compute_us)
         verdict = yield from self._round(EMPTY, time.perf_counter_ns())
         self._last = dataclasses.replace(
@@ -86,38 +83,25 @@ class TargetSession:
         )
         return self._last
 
-    def _compute_prompt(self, tell: TellPrompt, num_top: int) -> Program[tuple[int, int]]:
-        """All prompt rows but the last, each with logits, so that none can be taken from a prefix cache. Returns time
-        waited and computed, in us."""
-        log, sequence = self.log, self.sequence
-        last = self._num_prompt_tokens - 1
-        num_rows = max(1, min(MAX_PROMPT_LOGIT_ROWS, MAX_PROMPT_LOGIT_BYTES // (4 * log.vocab_size)))
-        sequence.truncate(0)
-        sequence.committed_length = len(log.ids)
-        queue_us = compute_us = 0
-        if last == 0:
-            tell(1, TokenLogprobs())
-        for start in range(0, last, num_rows):
-            end = min(start + num_rows, last)
-            result = yield Forward(sequence, log.ids[start:end], num_logits=end - start)
-            queue_us += result.queue_us
-            compute_us += result.compute_us
-            if not np.isfinite(result.logits.max(axis=1)).all():
-                raise Internal(
-                    f"the model's logits after prompt tokens {start} to {end - 1} hold NaN or +inf", reason="BAD_LOGITS"
-                )
-            tell(start + 1, _logprobs(result.logits, log.ids[start + 1 : end + 1], num_top))
-        return queue_us, compute_us
-
     def verify(
-        self, header: Header, committed_ids: Sequence[int] = (), proposal: Proposal = EMPTY, fault: str = ""
+        self,
+        header: Header,
+        committed_ids: Sequence[int] = (),
+        proposal: Proposal = EMPTY,
+        fault: str = "",
+        *,
+        drafter: str = "",
+        num_draft_tokens: int = 0,
     ) -> Program[Verdict | None]:
         """Checks a proposal for the prefix that `header` names. None: the message is stale, and dropped.
 
         The header of the last verdict again gets that verdict again, whatever the proposal. `fault` says why the
-        proposal could not even be read; a faulty one is dropped and the round is plain. Raises OutOfStep.
+        proposal could not even be read; a faulty one is dropped and the round is plain. Without drafts the worker's own
+        `drafter` (empty: its first) makes `num_draft_tokens`. Raises OutOfStep; InvalidArgument where there is no such
+        drafter, or so many drafts were not announced.
         """
         started_ns = time.perf_counter_ns()
+        self._own.check("verify", drafter, num_draft_tokens)
         if self._is_stale(header):
             return None
         if self._last is not None and header == self._last.header:
@@ -132,44 +116,74 @@ class TargetSession:
         except ProposalFault as reason:
             self.counters.num_faulty_proposals += 1
             return (yield from self._round(EMPTY, started_ns, fault=str(reason)))
-        return (yield from self._round(self._shorten(proposal), started_ns))
+        if proposal or not num_draft_tokens:
+            return (yield from self._round(self._shorten(proposal), started_ns))
+        return (yield from self._own_round(drafter, num_draft_tokens))
 
     def decode(
-        self, header: Header, committed_ids: Sequence[int], credit_tokens: int, emit: Callable[[Verdict], None]
+        self,
+        header: Header,
+        committed_ids: Sequence[int],
+        credit_tokens: int,
+        emit: Callable[[Verdict], None],
+        *,
+        drafter: str = "",
+        num_draft_tokens: int = 0,
     ) -> Program[None]:
-        """Plain decoding: `emit` gets a verdict per token, on the thread that runs the program.
+        """Rounds without a message for each, plain or with drafts of the worker's own as in `verify`: `emit` gets a
+        verdict per round, on the thread that runs the program.
 
         Exactly one verdict, the last, has `decode_ended`: the one that uses up the credit, ends the stream, or is the
-        first decided after `stop_decoding`.
+        first decided after `stop_decoding`. No more tokens are committed than the credit has.
         """
         if credit_tokens < 1:
             raise InvalidArgument(
                 f"decode.credit_tokens is {credit_tokens}, must be at least 1", field="decode.credit_tokens"
             )
+        self._own.check("decode", drafter, num_draft_tokens)
         # Here and not in the generator: a stop may come before the engine takes the program up.
         self._stop_requested = False
-        return self._decode(header, committed_ids, credit_tokens, emit)
+        return self._decode(header, committed_ids, credit_tokens, emit, drafter, num_draft_tokens)
 
     def stop_decoding(self) -> None:
         """Ends a running `decode` with the token in flight. Any thread."""
         self._stop_requested = True
 
     def _decode(
-        self, header: Header, committed_ids: Sequence[int], credit_tokens: int, emit: Callable[[Verdict], None]
+        self,
+        header: Header,
+        committed_ids: Sequence[int],
+        credit_tokens: int,
+        emit: Callable[[Verdict], None],
+        drafter: str,
+        num_draft_tokens: int,
     ) -> Program[None]:
         if self._is_stale(header):
             return
         self._catch_up(header, committed_ids)
         self._credit_tokens = credit_tokens
         while self._credit_tokens:
-            verdict = yield from self._round(EMPTY, time.perf_counter_ns())
-            self._credit_tokens = 0 if verdict.decode_ended else self._credit_tokens - 1
+            # A round commits one token more than it has drafts.
+            verdict = yield from self._own_round(drafter, min(num_draft_tokens, self._credit_tokens - 1))
+            self._credit_tokens = 0 if verdict.decode_ended else self._credit_tokens - len(verdict.committed_ids)
             emit(verdict)
 
-    def _round(self, proposal: Proposal, started_ns: int, fault: str = "") -> Program[Verdict]:
+    def _own_round(self, drafter: str, num_draft_tokens: int) -> Program[Verdict]:
+        """A round over drafts of the worker's own; a plain one where nothing is wanted or drafted."""
+        own = NOTHING_DRAFTED
+        if num_draft_tokens:
+            own = yield from self._own.draft(drafter, num_draft_tokens, self.sequence)
+        proposal = self._shorten(own.proposal)
+        own = dataclasses.replace(own, proposal=proposal)
+        return (yield from self._round(proposal, time.perf_counter_ns(), own.fault, own))
+
+    def _round(
+        self, proposal: Proposal, started_ns: int, fault: str = "", own: OwnDraft = NOTHING_DRAFTED
+    ) -> Program[Verdict]:
         """One pass over (what is not cached yet, drafts), one decision, one committed length. Of a tree the cache keeps
         the path that stands.
 
+        own: set where the drafts are the worker's own.
         started_ns: when this round's work began here. All of it but the pass and the wait for it counts as sampling.
         """
         log, sequence = self.log, self.sequence
@@ -201,9 +215,9 @@ class TargetSession:
         sequence.committed_length = len(log.ids) - 1
         assert sequence.token_ids[base - 1 :] == log.ids[base - 1 : -1], "the cache left the committed prefix"
 
-        logprobs = TokenLogprobs()
+        told_logprobs = TokenLogprobs()
         if self._num_top is not None:
-            logprobs = _logprobs(path_rows, committed_ids, self._num_top)
+            told_logprobs = logprobs(path_rows, committed_ids, self._num_top)
         worked_us = (time.perf_counter_ns() - started_ns) // 1000
         self._last = Verdict(
             header=header,
@@ -214,15 +228,18 @@ class TargetSession:
             soft_acceptances=outcome.soft_acceptances,
             finish=self.finish,
             matched_stop_token_id=committed_ids[-1] if self.finish is Finish.STOP else None,
-            logprobs=logprobs,
+            logprobs=told_logprobs,
             proposal_fault=fault,
             queue_us=result.queue_us,
             compute_us=result.compute_us,
             sampling_us=max(0, worked_us - result.queue_us - result.compute_us),
             num_batch_rows=result.num_batch_rows,
-            decode_ended=bool(self._credit_tokens) and self._decode_ends(),
+            decode_ended=bool(self._credit_tokens) and self._decode_ends(num_committed),
             num_cached_tokens=min(result.num_cached_tokens, self._num_prompt_tokens),
             row_choices=_row_choices(decision, result) if num_drafts else (),
+            drafted_ids=own.proposal.token_ids,
+            drafted_parents=() if own.proposal.is_chain else own.proposal.parents,
+            draft_us=own.draft_us,
         )
         return self._last
 
@@ -236,8 +253,8 @@ class TargetSession:
                 return count, Finish.LENGTH
         return len(token_ids), Finish.NONE
 
-    def _decode_ends(self) -> bool:
-        return self._credit_tokens == 1 or self.finish is not Finish.NONE or self._stop_requested
+    def _decode_ends(self, num_committed: int) -> bool:
+        return self._credit_tokens <= num_committed or self.finish is not Finish.NONE or self._stop_requested
 
     def _shorten(self, proposal: Proposal) -> Proposal:
         """Cuts drafts that the stream has no room for: the last token that it can take needs no draft, nor does any
@@ -279,13 +296,3 @@ def _row_choices(decision: RoundDecision | None, result: ForwardResult) -> tuple
     if decision is not None and result.decided is not None:
         return tuple(decision.row_choices(result.decided[0]))
     return tuple(map(int, result.logits.argmax(axis=1)))
-
-
-def _logprobs(logits: np.ndarray, token_ids: Sequence[int], num_top: int) -> TokenLogprobs:
-    """Of token i in row i."""
-    rows = [raw_logprobs(logits[i], token_id, num_top) for i, token_id in enumerate(token_ids)]
-    return TokenLogprobs(
-        token_logprobs=tuple(logprob for logprob, _, _ in rows),
-        top_ids=tuple(tuple(int(i) for i in ids) for _, ids, _ in rows),
-        top_logprobs=tuple(tuple(float(x) for x in logprobs) for _, _, logprobs in rows),
-    )

@@ -1,27 +1,22 @@
 """Between wire messages and plain data. Both directions of each message stand together.
 
-Nothing is judged here beyond what a dataclass cannot hold: ranges are checked by `checks.py`, a proposal's substance by
-`proposal.check`. Fields that nothing implements yet are refused by name.
+What workers tell about themselves is in `convert_worker.py`. Nothing is judged here beyond what a dataclass cannot
+hold: ranges are checked by `checks.py`, a proposal's substance by `proposal.check`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, SparseQ
 from outrider.errors import InvalidArgument, Unimplemented
-from outrider.lm.interface import ModelDescription
-from outrider.lm.timing import PassTiming
-from outrider.results import CacheCounters, Numerics
 from outrider.sampling.masks import BadWords, TokenSet
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
-from outrider.serving.messages import DraftOpening, Header, Opening, TargetOpening, TokenLogprobs, Verdict
-from outrider.v1 import common_pb2, draft_pb2, target_pb2, worker_pb2
+from outrider.serving.messages import DraftOpening, FeatureRows, Header, Opening, TargetOpening, TokenLogprobs, Verdict
+from outrider.v1 import common_pb2, draft_pb2, target_pb2
 
 
 def refuse_unimplemented(value: object, field: str, what: str) -> None:
@@ -180,11 +175,11 @@ def _opening_to_pb(opening: Opening) -> dict[str, Any]:
         "sampling": sampling_to_pb(opening.sampling),
         "stopping": stopping_to_pb(opening.stopping),
         "tenant": opening.tenant,
+        "features": opening.features,
     }
 
 
 def _opening_from_pb(message: draft_pb2.DraftOpen | target_pb2.TargetOpen) -> dict[str, Any]:
-    refuse_unimplemented(message.features, "open.features", "sending features of the target")
     return {
         "session_id": message.session_id,
         "epoch": message.epoch,
@@ -193,6 +188,7 @@ def _opening_from_pb(message: draft_pb2.DraftOpen | target_pb2.TargetOpen) -> di
         "sampling": sampling_from_pb(message.sampling),
         "stopping": stopping_from_pb(message.stopping),
         "tenant": message.tenant,
+        "features": message.features,
     }
 
 
@@ -220,6 +216,7 @@ def target_open_to_pb(opening: TargetOpening) -> target_pb2.TargetOpen:
         max_draft_tokens=opening.max_draft_tokens,
         priority=opening.priority,
         prompt_logprobs=opening.prompt_logprobs,
+        features_start=opening.features_start,
     )
 
 
@@ -231,6 +228,7 @@ def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
         max_draft_tokens=message.max_draft_tokens,
         priority=message.priority,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        features_start=message.features_start,
     )
 
 
@@ -275,6 +273,11 @@ def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:
         num_cached_tokens=verdict.num_cached_tokens,
         num_draft_tokens=verdict.num_draft_tokens,
         row_choices=verdict.row_choices,
+        drafted_ids=verdict.drafted_ids,
+        drafted_parents=[parent + 1 for parent in verdict.drafted_parents],
+        draft_us=verdict.draft_us,
+        features=verdict.features.rows,
+        features_start=verdict.features.start,
     )
     if verdict.logprobs.token_logprobs:
         message.logprobs.CopyFrom(logprobs_to_pb(verdict.logprobs))
@@ -301,94 +304,8 @@ def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
         decode_ended=message.decode_ended,
         num_cached_tokens=message.num_cached_tokens,
         row_choices=tuple(message.row_choices),
+        drafted_ids=tuple(message.drafted_ids),
+        drafted_parents=tuple(parent - 1 for parent in message.drafted_parents),
+        draft_us=message.draft_us,
+        features=FeatureRows(message.features_start, message.features),
     )
-
-
-_DEFAULTS: dict[str, Callable[[float], float]] = {
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-}
-
-
-def description_to_pb(description: ModelDescription) -> worker_pb2.DescribeWorkerResponse:
-    """The model's part of the answer; role, capacity, drafters and incarnation are the worker's to add."""
-    message = worker_pb2.DescribeWorkerResponse(
-        model=description.model,
-        model_fingerprint=description.model_fingerprint,
-        tokenizer_fingerprint=description.tokenizer_fingerprint,
-        tokenizer_json=description.tokenizer_json,
-        chat_template=description.chat_template,
-        special_tokens=description.special_tokens,
-        eos_token_ids=description.eos_token_ids,
-        bos_token_id=description.bos_token_id,
-        vocab_size=description.vocab_size,
-        context_length=description.context_length,
-        versions=description.versions,
-        numerics_fingerprint=description.numerics_fingerprint,
-        dtype=description.dtype,
-        weight_bytes=description.weight_bytes,
-        simulated=description.simulated,
-        numerics=numerics_to_pb(description.numerics),
-    )
-    for name, value in description.generation_defaults.items():
-        if name in _DEFAULTS:
-            setattr(message.generation_defaults, name, _DEFAULTS[name](value))
-    return message
-
-
-def description_from_pb(message: worker_pb2.DescribeWorkerResponse) -> ModelDescription:
-    stated = message.generation_defaults
-    return ModelDescription(
-        model=message.model,
-        model_fingerprint=message.model_fingerprint,
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        vocab_size=message.vocab_size,
-        context_length=message.context_length,
-        tokenizer_json=message.tokenizer_json,
-        chat_template=message.chat_template,
-        special_tokens=dict(message.special_tokens),
-        eos_token_ids=tuple(message.eos_token_ids),
-        bos_token_id=message.bos_token_id if message.HasField("bos_token_id") else None,
-        generation_defaults={name: getattr(stated, name) for name in _DEFAULTS if stated.HasField(name)},
-        dtype=message.dtype,
-        weight_bytes=message.weight_bytes,
-        numerics_fingerprint=message.numerics_fingerprint,
-        versions=dict(message.versions),
-        simulated=message.simulated,
-        numerics=numerics_from_pb(message.numerics),
-    )
-
-
-def numerics_to_pb(numerics: Numerics) -> worker_pb2.Numerics:
-    return worker_pb2.Numerics(**{f.name: getattr(numerics, f.name) for f in dataclasses.fields(Numerics)})
-
-
-def numerics_from_pb(message: worker_pb2.Numerics) -> Numerics:
-    return Numerics(
-        mode=message.mode,
-        proven=message.proven,
-        row_counts=tuple(message.row_counts),
-        num_histories=message.num_histories,
-        num_tokens=message.num_tokens,
-        probe_s=message.probe_s,
-        environment=dict(message.environment),
-    )
-
-
-def cache_counters_to_pb(counters: CacheCounters) -> worker_pb2.CacheCounters:
-    return worker_pb2.CacheCounters(**dataclasses.asdict(counters))
-
-
-def cache_counters_from_pb(message: worker_pb2.CacheCounters) -> CacheCounters:
-    return CacheCounters(**{f.name: getattr(message, f.name) for f in dataclasses.fields(CacheCounters)})
-
-
-def timing_to_pb(timing: PassTiming) -> worker_pb2.PassTiming:
-    return worker_pb2.PassTiming(**dataclasses.asdict(timing))
-
-
-def timing_from_pb(message: worker_pb2.PassTiming) -> PassTiming:
-    return PassTiming(**{field.name: getattr(message, field.name) for field in dataclasses.fields(PassTiming)})

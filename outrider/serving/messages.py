@@ -34,9 +34,19 @@ class TokenLogprobs:
     top_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """States of the target at consecutive positions from `start` on, those that the opening named one after the other:
+    bfloat16, little-endian."""
+
+    start: int = 0
+    rows: bytes = b""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The whole truth about a stream. `committed_ids` is output committed before this opening."""
+    """The whole truth about a stream. `committed_ids` is output committed before this opening. `features`: states of
+    the target that verdicts carry and drafts are made from, comma separated."""
 
     epoch: int
     prompt_ids: Sequence[int]
@@ -45,6 +55,7 @@ class Opening:
     stopping: StoppingParams
     session_id: bytes = bytes(16)
     tenant: str = ""
+    features: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +69,24 @@ class DraftOpening(Opening):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOpening(Opening):
     """Opens a target session. `max_draft_tokens`: drafts that one round may carry. `prompt_logprobs`: alternatives to
-    tell for each prompt token; None: no prompt logprobs at all."""
+    tell for each prompt token; None: no prompt logprobs at all. `features_start`: first position whose features are
+    wanted."""
 
     logprobs: bool = False
     top_logprobs: int = 0
     max_draft_tokens: int = 0
     priority: int = 0
     prompt_logprobs: int | None = None
+    features_start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Tokens committed on top of `header`: accepted drafts, then one more; fewer where the stream ended earlier.
 
-    `soft_acceptances`: one byte per drafted position. `proposal_fault`: why the proposal was dropped, empty if it was
-    not. `num_draft_tokens`: drafts checked. Times in microseconds.
+    `soft_acceptances`: one byte per drafted position. `proposal_fault`: why the proposal was dropped, or the target's
+    own drafter gave none; empty: neither. `num_draft_tokens`: drafts checked; `drafted_ids`: those that the target
+    drafted by itself, `drafted_parents` their shape (empty: a chain). Times in microseconds.
     """
 
     header: Header
@@ -93,3 +107,7 @@ class Verdict:
     num_cached_tokens: int = 0
     row_choices: tuple[int, ...] = ()
     """Likeliest id of the raw distribution after the prefix and the first i drafts of a chain; empty: not told."""
+    drafted_ids: tuple[int, ...] = ()
+    drafted_parents: tuple[int, ...] = ()
+    draft_us: int = 0
+    features: FeatureRows = FeatureRows()

@@ -148,19 +148,38 @@ def target_open(opening: TargetOpening) -> Any:
     return target_pb2.TargetServiceSessionRequest(open=convert.target_open_to_pb(opening))
 
 
-def target_verify(header: Header, committed_ids: Sequence[int], proposal: SealedProposal) -> Any:
-    """`committed_ids`: the last ids of the header's prefix that the worker lacks; usually none."""
+def target_verify(
+    header: Header,
+    committed_ids: Sequence[int],
+    proposal: SealedProposal,
+    *,
+    drafter: str = "",
+    num_draft_tokens: int = 0,
+) -> Any:
+    """`committed_ids`: the last ids of the header's prefix that the worker lacks; usually none. Without drafts the
+    worker's own `drafter` (empty: its first) makes `num_draft_tokens`."""
     return target_pb2.TargetServiceSessionRequest(
         verify=target_pb2.TargetVerify(
-            header=convert.header_to_pb(header), committed_ids=committed_ids, proposal=proposal.message
+            header=convert.header_to_pb(header),
+            committed_ids=committed_ids,
+            proposal=proposal.message,
+            drafter=drafter,
+            num_draft_tokens=num_draft_tokens,
         )
     )
 
 
-def target_decode(header: Header, committed_ids: Sequence[int], credit_tokens: int) -> Any:
+def target_decode(
+    header: Header, committed_ids: Sequence[int], credit_tokens: int, *, drafter: str = "", num_draft_tokens: int = 0
+) -> Any:
+    """`drafter`, `num_draft_tokens`: as in `target_verify`, at every step."""
     return target_pb2.TargetServiceSessionRequest(
         decode=target_pb2.TargetDecode(
-            header=convert.header_to_pb(header), committed_ids=committed_ids, credit_tokens=credit_tokens
+            header=convert.header_to_pb(header),
+            committed_ids=committed_ids,
+            credit_tokens=credit_tokens,
+            drafter=drafter,
+            num_draft_tokens=num_draft_tokens,
         )
     )
 

@@ -25,6 +25,7 @@ class SessionCounters:
     num_faulty_proposals: int = 0
     num_verifies: int = 0
     num_proposals: int = 0
+    num_failed_drafts: int = 0
 
 
 class SessionLog:

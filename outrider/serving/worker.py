@@ -18,7 +18,13 @@ from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
 from outrider.results import CacheCounters
-from outrider.serving.convert import cache_counters_to_pb, description_to_pb, timing_to_pb
+from outrider.serving.convert_worker import (
+    cache_counters_to_pb,
+    description_to_pb,
+    target_drafter_to_pb,
+    timing_to_pb,
+)
+from outrider.serving.equipment import Equipment
 from outrider.serving.fleet import FleetMember, advertised_address
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
@@ -104,6 +110,7 @@ async def serve_worker(
     service: ServiceDescriptor,
     make_servicer: Callable[[Worker], Any],
     drafters: tuple[str, ...] = (),
+    equipment: Equipment | None = None,
     loaded: LoadedModel | None = None,
     stop: asyncio.Event | None = None,
     on_ready: Callable[[int], None] | None = None,
@@ -113,6 +120,7 @@ async def serve_worker(
     loaded: a model already in memory instead of `settings.model`. on_ready gets the port once the worker serves.
     """
     configure_logging(settings.log_level)
+    equipment = equipment or Equipment()
     stop = stop or asyncio.Event()
     with stop_on_signals(stop):
         async with running_server(settings, [service, WORKER_SERVICE]) as server:
@@ -121,11 +129,13 @@ async def serve_worker(
                 from outrider.lm.loading import load_model  # imports torch for all but toy models
 
                 loaded = await asyncio.to_thread(load_model, settings)
+            await asyncio.to_thread(equipment.prepare, loaded)
             engine = build_engine(loaded, settings)
             engine.start()
             try:
+                await equipment.try_out(engine)
                 worker = Worker(settings, loaded, engine, server, SessionCounters())
-                description = _describe(worker, role, drafters)
+                description = _describe(worker, role, drafters, equipment)
                 fleet = _fleet_member(worker, address, description)
                 servicers = {
                     service.full_name: make_servicer(worker),
@@ -145,11 +155,14 @@ async def serve_worker(
 
 
 def _describe(
-    worker: Worker, role: worker_pb2.WorkerRole, drafters: tuple[str, ...]
+    worker: Worker, role: worker_pb2.WorkerRole, drafters: tuple[str, ...], equipment: Equipment
 ) -> worker_pb2.DescribeWorkerResponse:
     description = description_to_pb(worker.loaded.description)
     description.role = role
     description.drafters.extend(drafters)
+    description.target_drafters.extend(target_drafter_to_pb(drafter) for drafter in equipment.target_drafters)
+    description.features = equipment.features
+    description.drafter_features.update(equipment.drafter_features)
     description.incarnation = uuid.uuid4().hex
     if worker.settings.model_name:
         description.model = worker.settings.model_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
-from outrider.results import CacheCounters, Capacity
-from outrider.serving.convert import cache_counters_from_pb, description_from_pb, timing_from_pb
+from outrider.results import CacheCounters, Capacity, TargetDrafter
+from outrider.serving.convert_worker import (
+    cache_counters_from_pb,
+    description_from_pb,
+    target_drafter_from_pb,
+    timing_from_pb,
+)
 from outrider.serving.status import from_rpc_error
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
@@ -23,7 +29,10 @@ _SERVICES = {DRAFT: "outrider.v1.DraftService", TARGET: "outrider.v1.TargetServi
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """A worker's answer to DescribeWorker. `role` is `draft`, `target`, or empty when it told neither."""
+    """A worker's answer to DescribeWorker. `role` is `draft`, `target`, or empty when it told neither.
+
+    features: states that a target keeps. drafter_features: by drafter of a draft worker, those it drafts from.
+    """
 
     role: str
     model: ModelDescription
@@ -32,6 +41,9 @@ class WorkerDescription:
     incarnation: str
     timings: tuple[PassTiming, ...] = ()
     cache_counters: CacheCounters = field(default_factory=CacheCounters)
+    target_drafters: tuple[TargetDrafter, ...] = ()
+    features: str = ""
+    drafter_features: Mapping[str, str] = field(default_factory=dict)
 
 
 async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float) -> WorkerDescription:
@@ -51,6 +63,9 @@ async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeou
         incarnation=answer.incarnation,
         timings=tuple(timing_from_pb(timing) for timing in answer.timings),
         cache_counters=cache_counters_from_pb(answer.cache_counters),
+        target_drafters=tuple(target_drafter_from_pb(drafter) for drafter in answer.target_drafters),
+        features=answer.features,
+        drafter_features=dict(answer.drafter_features),
     )
 
 

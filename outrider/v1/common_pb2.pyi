@@ -147,3 +147,11 @@ class PromptLogprobs(_message.Message):
     first_position: int
     logprobs: TokenLogprobs
     def __init__(self, first_position: _Optional[int] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...) -> None: ...
+
+class FeatureRows(_message.Message):
+    __slots__ = ("features_start", "features")
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    features_start: int
+    features: bytes
+    def __init__(self, features_start: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...

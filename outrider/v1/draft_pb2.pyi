@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftServiceSessionRequest(_message.Message):
-    __slots__ = ("open", "advance", "heartbeat")
+    __slots__ = ("open", "advance", "heartbeat", "features")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ADVANCE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     open: DraftOpen
     advance: DraftAdvance
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, open: _Optional[_Union[DraftOpen, _Mapping]] = ..., advance: _Optional[_Union[DraftAdvance, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    features: _common_pb2.FeatureRows
+    def __init__(self, open: _Optional[_Union[DraftOpen, _Mapping]] = ..., advance: _Optional[_Union[DraftAdvance, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureRows, _Mapping]] = ...) -> None: ...
 
 class DraftServiceSessionResponse(_message.Message):
     __slots__ = ("opened", "proposal", "out_of_step", "branches", "heartbeat")
@@ -62,28 +64,32 @@ class DraftOpened(_message.Message):
     def __init__(self, context_length: _Optional[int] = ...) -> None: ...
 
 class DraftAdvance(_message.Message):
-    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features")
+    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRICE_TOKENS_PER_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
     price_tokens_per_ms: float
     drafter: str
     features: bytes
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ...) -> None: ...
+    features_start: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class DraftProposal(_message.Message):
-    __slots__ = ("header", "proposal")
+    __slots__ = ("header", "proposal", "features_end")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_END_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     proposal: _common_pb2.Proposal
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ...) -> None: ...
+    features_end: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., features_end: _Optional[int] = ...) -> None: ...
 
 class DraftBranches(_message.Message):
     __slots__ = ("header", "prefix_hashes", "proposals")

@@ -22,19 +22,21 @@ class TargetServiceSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[TargetOpen, _Mapping]] = ..., verify: _Optional[_Union[TargetVerify, _Mapping]] = ..., decode: _Optional[_Union[TargetDecode, _Mapping]] = ..., stop: _Optional[_Union[TargetStop, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class TargetServiceSessionResponse(_message.Message):
-    __slots__ = ("verdict", "out_of_step", "heartbeat", "prompt_logprobs")
+    __slots__ = ("verdict", "out_of_step", "heartbeat", "prompt_logprobs", "features")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_STEP_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     out_of_step: _common_pb2.OutOfStep
     heartbeat: _common_pb2.Heartbeat
     prompt_logprobs: _common_pb2.PromptLogprobs
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    features: _common_pb2.FeatureRows
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureRows, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs")
+    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs", "features_start")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +50,7 @@ class TargetOpen(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -61,38 +64,47 @@ class TargetOpen(_message.Message):
     features: str
     priority: int
     prompt_logprobs: int
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    features_start: int
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class TargetVerify(_message.Message):
-    __slots__ = ("header", "committed_ids", "proposal", "expected_token_id")
+    __slots__ = ("header", "committed_ids", "proposal", "expected_token_id", "drafter", "num_draft_tokens", "features_start")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     proposal: _common_pb2.Proposal
     expected_token_id: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., expected_token_id: _Optional[int] = ...) -> None: ...
+    drafter: str
+    num_draft_tokens: int
+    features_start: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., expected_token_id: _Optional[int] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class TargetDecode(_message.Message):
-    __slots__ = ("header", "committed_ids", "credit_tokens", "num_draft_tokens")
+    __slots__ = ("header", "committed_ids", "credit_tokens", "num_draft_tokens", "drafter")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     credit_tokens: int
     num_draft_tokens: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., credit_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+    drafter: str
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., credit_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class TargetStop(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("header", "num_accepted", "committed_ids", "origins", "soft_acceptances", "finish_reason", "matched_stop_token_id", "logprobs", "proposal_fault", "queue_us", "compute_us", "sampling_us", "num_batch_rows", "decode_ended", "num_cached_tokens", "num_draft_tokens", "row_choices")
+    __slots__ = ("header", "num_accepted", "committed_ids", "origins", "soft_acceptances", "finish_reason", "matched_stop_token_id", "logprobs", "proposal_fault", "queue_us", "compute_us", "sampling_us", "num_batch_rows", "decode_ended", "num_cached_tokens", "num_draft_tokens", "row_choices", "drafted_ids", "drafted_parents", "draft_us", "features", "features_start")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +122,11 @@ class Verdict(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROW_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     num_accepted: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -127,4 +144,9 @@ class Verdict(_message.Message):
     num_cached_tokens: int
     num_draft_tokens: int
     row_choices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., num_accepted: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., soft_acceptances: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., proposal_fault: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., sampling_us: _Optional[int] = ..., num_batch_rows: _Optional[int] = ..., decode_ended: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., row_choices: _Optional[_Iterable[int]] = ...) -> None: ...
+    drafted_ids: _containers.RepeatedScalarFieldContainer[int]
+    drafted_parents: _containers.RepeatedScalarFieldContainer[int]
+    draft_us: int
+    features: bytes
+    features_start: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., num_accepted: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., soft_acceptances: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., proposal_fault: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., sampling_us: _Optional[int] = ..., num_batch_rows: _Optional[int] = ..., decode_ended: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., row_choices: _Optional[_Iterable[int]] = ..., drafted_ids: _Optional[_Iterable[int]] = ..., drafted_parents: _Optional[_Iterable[int]] = ..., draft_us: _Optional[int] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ...) -> None: ...

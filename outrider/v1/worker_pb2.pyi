@@ -23,7 +23,7 @@ class DescribeWorkerRequest(_message.Message):
     def __init__(self, without_tokenizer: _Optional[bool] = ...) -> None: ...
 
 class DescribeWorkerResponse(_message.Message):
-    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated", "timings", "numerics", "cache_counters")
+    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated", "timings", "numerics", "cache_counters", "target_drafters", "features", "drafter_features")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,13 @@ class DescribeWorkerResponse(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class DrafterFeaturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +68,9 @@ class DescribeWorkerResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     CACHE_COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FEATURES_FIELD_NUMBER: _ClassVar[int]
     role: WorkerRole
     model: str
     model_fingerprint: str
@@ -84,7 +94,36 @@ class DescribeWorkerResponse(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[PassTiming]
     numerics: Numerics
     cache_counters: CacheCounters
-    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[CacheCounters, _Mapping]] = ...) -> None: ...
+    target_drafters: _containers.RepeatedCompositeFieldContainer[TargetDrafter]
+    features: str
+    drafter_features: _containers.ScalarMap[str, str]
+    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[CacheCounters, _Mapping]] = ..., target_drafters: _Optional[_Iterable[_Union[TargetDrafter, _Mapping]]] = ..., features: _Optional[str] = ..., drafter_features: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class TargetDrafter(_message.Message):
+    __slots__ = ("name", "kind", "source", "num_parameters", "weight_bytes", "max_draft_tokens", "agreement", "num_probe_tokens", "first_draft_ms", "next_draft_ms", "warning")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROBE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    source: str
+    num_parameters: int
+    weight_bytes: int
+    max_draft_tokens: int
+    agreement: float
+    num_probe_tokens: int
+    first_draft_ms: float
+    next_draft_ms: float
+    warning: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., source: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., agreement: _Optional[float] = ..., num_probe_tokens: _Optional[int] = ..., first_draft_ms: _Optional[float] = ..., next_draft_ms: _Optional[float] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class Numerics(_message.Message):
     __slots__ = ("mode", "proven", "row_counts", "num_histories", "num_tokens", "probe_s", "environment")

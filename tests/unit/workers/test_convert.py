@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from outrider.drafting.proposal import Proposal, ProposalFault, SparseQ
-from outrider.errors import InvalidArgument, Unimplemented
+from outrider.errors import InvalidArgument
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
-from outrider.results import CacheCounters, Numerics
+from outrider.results import CacheCounters, Numerics, TargetDrafter
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
-from outrider.serving import convert
-from outrider.serving.messages import DraftOpening, Header, TargetOpening, TokenLogprobs, Verdict
+from outrider.serving import convert, convert_worker
+from outrider.serving.messages import DraftOpening, FeatureRows, Header, TargetOpening, TokenLogprobs, Verdict
 from outrider.v1 import common_pb2, draft_pb2, target_pb2
 
 SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 1.1, 0.5, -0.5, {3: 1.5, 9: -2.0}, 2**63 + 1, 2, AcceptanceRule.TOKEN,
@@ -42,18 +42,23 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
     ("value", "to_pb", "from_pb"),
     [
         (Header(2, 1000, hash_ids((1, 2))), convert.header_to_pb, convert.header_from_pb),
-        (PassTiming(True, 3, 4, 0.5, 0.25, 0.001, 0.125, 1, 9, 77), convert.timing_to_pb, convert.timing_from_pb),
+        (
+            PassTiming(True, 3, 4, 0.5, 0.25, 0.001, 0.125, 1, 9, 77),
+            convert_worker.timing_to_pb, convert_worker.timing_from_pb,
+        ),
         (SAMPLING, convert.sampling_to_pb, convert.sampling_from_pb),
         (STOPPING, convert.stopping_to_pb, convert.stopping_from_pb),
         (
             DraftOpening(epoch=1, prompt_ids=[1, 2], committed_ids=[3], sampling=SAMPLING, stopping=STOPPING,
-                         session_id=b"0123456789abcdef", tenant="t", max_q_entries=32, drafter="lookup"),
+                         session_id=b"0123456789abcdef", tenant="t", max_q_entries=32, drafter="lookup",
+                         features="2,5,-1"),
             convert.draft_open_to_pb, convert.draft_open_from_pb,
         ),
         (
             TargetOpening(epoch=1, prompt_ids=[1, 2], committed_ids=[], sampling=SAMPLING, stopping=STOPPING,
                           session_id=b"0123456789abcdef", tenant="t", logprobs=True, top_logprobs=3,
-                          max_draft_tokens=8, priority=-2, prompt_logprobs=0),
+                          max_draft_tokens=8, priority=-2, prompt_logprobs=0,
+                          features="-1", features_start=4),
             convert.target_open_to_pb, convert.target_open_from_pb,
         ),
         (
@@ -61,16 +66,22 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
                     num_accepted=1, num_draft_tokens=3, soft_acceptances=b"\xff\x01\x80", finish=Finish.STOP,
                     matched_stop_token_id=0,
                     logprobs=TokenLogprobs((-0.5, -1.5), ((1, 2), (3, 4)), ((-0.5, -1.0), (-0.25, -2.0))),
-                    queue_us=1, compute_us=2, sampling_us=3, num_batch_rows=4, decode_ended=True, num_cached_tokens=5),
+                    queue_us=1, compute_us=2, sampling_us=3, num_batch_rows=4, decode_ended=True, num_cached_tokens=5,
+                    drafted_ids=(7, 9, 8), drafted_parents=(-1, -1, 0), draft_us=6, features=FeatureRows(4, b"12")),
             convert.verdict_to_pb, convert.verdict_from_pb,
         ),
         (
             ModelDescription("m", "f", "t", 100, 64, b"{}", "{{ x }}", {"bos_token": "<s>"}, (1, 2), 0,
                              {"temperature": 0.5, "top_k": 20}, "bfloat16", 5, "n", {"torch": "1"}, True,
                              Numerics("exact", True, (1, 2, 32), 5, 640, 1.5, {"processor": "p"})),
-            convert.description_to_pb, convert.description_from_pb,
+            convert_worker.description_to_pb, convert_worker.description_from_pb,
         ),
-        (CacheCounters(1, 2, 3, 4), convert.cache_counters_to_pb, convert.cache_counters_from_pb),
+        *(
+            (TargetDrafter("fast", "eagle3", "heads/a", 7, 14, 3, agreement, 200, 1.5, 0.75, "weak"),
+             convert_worker.target_drafter_to_pb, convert_worker.target_drafter_from_pb)
+            for agreement in (0.0, 0.5, None)
+        ),
+        (CacheCounters(1, 2, 3, 4), convert_worker.cache_counters_to_pb, convert_worker.cache_counters_from_pb),
     ],
     ids=lambda value: type(value).__name__ if not callable(value) else "",
 )  # fmt: skip
@@ -122,16 +133,6 @@ def test_one_id_with_all_of_the_mass_fits():
 def test_bytes_that_do_not_add_up_are_faults(message):
     with pytest.raises(ProposalFault):
         convert.proposal_from_pb(message)
-
-
-def test_what_nothing_implements_is_refused_by_name():
-    for message, from_pb in [
-        (draft_pb2.DraftOpen(features="hidden"), convert.draft_open_from_pb),
-        (target_pb2.TargetOpen(features="hidden"), convert.target_open_from_pb),
-    ]:
-        with pytest.raises(Unimplemented) as error:
-            from_pb(message)
-        assert error.value.field == "open.features"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from session_loops import GREEDY, HandDriver, target_session, toy
 
 from outrider.errors import InvalidArgument
-from target_worker.session import MAX_PROMPT_LOGIT_ROWS
+from target_worker.prompt_pass import MAX_PROMPT_LOGIT_ROWS
 
 MODEL = toy("vocab=16,seed=1")
 

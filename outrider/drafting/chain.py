@@ -1,0 +1,103 @@
+"""Drawing a chain of drafts, row after row of a draft's logits, with the stream's own parameters and noise: every draft
+is a function of the exact prefix, the parameters and the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, SparseQ
+from outrider.sampling.distribution import coupled_token, greedy_token
+from outrider.sampling.history import History
+from outrider.sampling.noise import Noise, Role, extend_hash
+from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from outrider.sampling.sparse_q import draw_draft, sparse_q
+
+
+def draw_token(
+    logits: np.ndarray,
+    params: SamplingParams,
+    stopping: StoppingParams,
+    history: History,
+    noise: Noise,
+    prefix_hash: int,
+    position: int,
+    max_q_entries: int,
+) -> tuple[int, SparseQ | None]:
+    """One draft and its q; None where the rule is a match of ids, which needs none.
+
+    logits: float32[V], of the row that `history` and `prefix_hash` belong to. position: where the draft will stand.
+    Raises Internal on a row that cannot be read.
+    """
+    if params.greedy:
+        return greedy_token(logits, params, stopping, history), None
+    if params.acceptance is AcceptanceRule.COUPLED:
+        return coupled_token(logits, params, stopping, history, noise, position), None
+    q = sparse_q(logits, params, stopping, history, max_q_entries)
+    return draw_draft(q, noise.integer16(prefix_hash, Role.DRAFT)), q
+
+
+class ChainDraft:
+    """The drafts so far, on top of a history that is set back at the end. Made by `drafting`."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        stopping: StoppingParams,
+        history: History,
+        noise: Noise,
+        prefix_hash: int,
+        position: int,
+        max_q_entries: int,
+    ) -> None:
+        self.token_ids: list[int] = []
+        self._q: list[SparseQ | None] = []
+        self._params = params
+        self._stopping = stopping
+        self._history = history
+        self._noise = noise
+        self._prefix_hash = prefix_hash
+        self._position = position
+        self._max_q_entries = max_q_entries
+
+    @property
+    def ends_text(self) -> bool:
+        """Whether the last draft is a stop token: no draft after it is of use."""
+        return bool(self.token_ids) and self.token_ids[-1] in self._stopping.stop_token_ids
+
+    def draw(self, logits: np.ndarray) -> int:
+        """The next draft, from float32[V]. Raises Internal, with nothing drafted, on a row that cannot be read."""
+        token_id, q = draw_token(
+            logits, self._params, self._stopping, self._history, self._noise, self._prefix_hash,
+            self._position + len(self.token_ids), self._max_q_entries,
+        )  # fmt: skip
+        self.token_ids.append(token_id)
+        self._q.append(q)
+        self._history.push(token_id)
+        self._prefix_hash = extend_hash(self._prefix_hash, token_id)
+        return token_id
+
+    def proposal(self, drafter: str) -> Proposal:
+        """What was drawn."""
+        is_sampled = any(q is not None for q in self._q)
+        return Proposal(tuple(self.token_ids), q=tuple(self._q) if is_sampled else (), drafter=drafter)
+
+
+@contextmanager
+def drafting(
+    params: SamplingParams,
+    stopping: StoppingParams,
+    history: History,
+    noise: Noise,
+    prefix_hash: int,
+    position: int,
+    max_q_entries: int = MAX_Q_ENTRIES,
+) -> Iterator[ChainDraft]:
+    """A chain to draw behind the prefix that these belong to; `history` is afterwards as before."""
+    chain = ChainDraft(params, stopping, history, noise, prefix_hash, position, max_q_entries)
+    try:
+        yield chain
+    finally:
+        history.pop(len(chain.token_ids))

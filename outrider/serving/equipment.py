@@ -1,0 +1,32 @@
+"""What a worker has besides its model: loaded before it, tried out once the engine runs, told in its description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from outrider.lm.engine import Engine
+from outrider.lm.interface import LoadedModel
+from outrider.results import TargetDrafter
+
+
+class Equipment:
+    """None. Workers that have some override what they need."""
+
+    def prepare(self, loaded: LoadedModel) -> None:
+        """Loads it for the model, on a thread, before the engine takes the model over. Raises OutriderError."""
+
+    async def try_out(self, engine: Engine) -> None:
+        """Once the engine runs and before anybody is served. Raises OutriderError."""
+
+    @property
+    def target_drafters(self) -> Sequence[TargetDrafter]:
+        """As in `DescribeWorkerResponse`, like the rest."""
+        return ()
+
+    @property
+    def features(self) -> str:
+        return ""
+
+    @property
+    def drafter_features(self) -> Mapping[str, str]:
+        return {}
