@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 from coordinator.gamma.chances import Chances
 from coordinator.stream import Stream
@@ -16,6 +18,8 @@ from outrider.sampling.history import History
 from outrider.sampling.masks import num_allowed
 from outrider.serving.session_calls import SealedProposal, seal_ids
 from outrider.settings import CoordinatorSettings
+
+log = logging.getLogger(__name__)
 
 LOOKUP, SUFFIX = "lookup", "suffix"
 LOCAL_DRAFTERS = (LOOKUP, SUFFIX)
@@ -63,7 +67,10 @@ class LocalMemory:
 
 
 class LocalDrafts:
-    """Of one stream. Guesses depend on the log and on what other streams left, never on this stream's coins."""
+    """Of one stream. Guesses depend on the log and on what other streams left, never on this stream's coins.
+
+    A fault in here costs speed only: it is counted and logged, and the stream goes on without local drafters.
+    """
 
     def __init__(self, stream: Stream, memory: LocalMemory) -> None:
         request = stream.request
@@ -91,9 +98,10 @@ class LocalDrafts:
         if not self.names:
             return
         ids = self._stream.log.prompt_ids[-MAX_INDEXED_PROMPT_TOKENS:]
-        for start in range(0, len(ids), TOKENS_A_STEP):
-            self._index.extend(ids[start : start + TOKENS_A_STEP])
-            await asyncio.sleep(0)
+        with self._set_aside_if_broken():
+            for start in range(0, len(ids), TOKENS_A_STEP):
+                self._index.extend(ids[start : start + TOKENS_A_STEP])
+                await asyncio.sleep(0)
 
     def guesses(self, num_tokens: int) -> tuple[Guess, ...]:
         """What each drafter would propose now, at most `num_tokens`; drafters that have nothing are left out."""
@@ -101,23 +109,26 @@ class LocalDrafts:
             return ()
         length = self._stream.log.length
         if (length, num_tokens) != (self._guessed_at, self._num_tokens):
-            started = time.perf_counter_ns()
-            self._read_log()
-            places = self._index.places()
-            found = (self._guess(name, places, (), num_tokens) for name in self.names)
-            self._open_guesses = tuple(guess for guess in found if guess)
-            self._guessed_at, self._num_tokens = length, num_tokens
-            self._compute_us = (time.perf_counter_ns() - started) // 1000
+            with self._set_aside_if_broken():
+                started = time.perf_counter_ns()
+                self._read_log()
+                places = self._index.places()
+                found = (self._guess(name, places, (), num_tokens) for name in self.names)
+                self._open_guesses = tuple(guess for guess in found if guess)
+                self._guessed_at, self._num_tokens = length, num_tokens
+                self._compute_us = (time.perf_counter_ns() - started) // 1000
         return self._open_guesses
 
     def continuation(self, drafted_ids: Sequence[int], num_tokens: int) -> Guess:
         """What may follow the log and these drafts, whose own chances are another matter."""
         if not self.names or num_tokens < 1 or drafted_ids[-1] in self._stream.request.stopping.stop_token_ids:
             return Guess()
-        self._read_log()
-        places = self._index.places(drafted_ids)
-        found = [self._guess(name, places, drafted_ids, num_tokens) for name in self.names]
-        return max(found, key=Guess.expected_accepted)
+        with self._set_aside_if_broken():
+            self._read_log()
+            places = self._index.places(drafted_ids)
+            found = [self._guess(name, places, drafted_ids, num_tokens) for name in self.names]
+            return max(found, key=Guess.expected_accepted)
+        return Guess()
 
     def seal(self, guess: Guess) -> SealedProposal:
         """As a proposal. The time that this round's guesses took is told with it."""
@@ -127,28 +138,39 @@ class LocalDrafts:
         """The log has grown: what was guessed before is judged by it."""
         if not self._open_guesses:
             return
-        log = self._stream.log
-        new_ids = log.since(self._guessed_at)
-        for guess in self._open_guesses:
-            for evidence, guessed, token_id in zip(guess.evidence, guess.token_ids, new_ids, strict=False):
-                self._chances.observe(evidence, guessed == token_id)
-                if guessed != token_id:
-                    break
+        with self._set_aside_if_broken():
+            new_ids = self._stream.log.since(self._guessed_at)
+            for guess in self._open_guesses:
+                for evidence, guessed, token_id in zip(guess.evidence, guess.token_ids, new_ids, strict=False):
+                    self._chances.observe(evidence, guessed == token_id)
+                    if guessed != token_id:
+                        break
         self._open_guesses, self._guessed_at = (), -1
 
     def learn(self, length: int, drafted_ids: Sequence[int], choices: Sequence[int]) -> None:
         """`choices[i]` is what the target itself would have said after the first `length` ids and i drafts."""
         if not self._teaches:
             return
-        ids = self._recent(length)
-        for index, token_id in enumerate(choices):
-            self._memory.corrections.learn(self._scope, [*ids, *drafted_ids[:index]], token_id)
+        with self._set_aside_if_broken():
+            ids = self._recent(length)
+            for index, token_id in enumerate(choices):
+                self._memory.corrections.learn(self._scope, [*ids, *drafted_ids[:index]], token_id)
 
     def close(self) -> None:
         """The stream has ended, however: its output is left to later ones. Harmless when repeated."""
         if self._teaches and not self._closed:
-            self._memory.past.add(self._scope, self._stream.log.output_ids)
+            with self._set_aside_if_broken():
+                self._memory.past.add(self._scope, self._stream.log.output_ids)
         self._closed = True
+
+    @contextmanager
+    def _set_aside_if_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.exception("request %s goes on without local drafters", self._stream.request.request_id)
+            self._stream.statistics.num_draft_failures += 1
+            self.names, self._teaches, self._open_guesses, self._guessed_at = (), False, (), -1
 
     def _guess(self, name: str, places: list[Place], drafted_ids: Sequence[int], num_tokens: int) -> Guess:
         guess = Guess(name)
@@ -188,11 +210,11 @@ class LocalDrafts:
 
     def _recent(self, length: int) -> list[int]:
         """The last of the first `length` ids of the log."""
-        log = self._stream.log
-        num_output = length - len(log.prompt_ids)
-        recent = log.output_ids[max(0, num_output - RECENT_TOKENS) : num_output]
+        prompt_ids, output_ids = self._stream.log.prompt_ids, self._stream.log.output_ids
+        num_output = length - len(prompt_ids)
+        recent = output_ids[max(0, num_output - RECENT_TOKENS) : num_output]
         missing = RECENT_TOKENS - len(recent)
-        return [*(log.prompt_ids[-missing:] if missing else ()), *recent]
+        return [*(prompt_ids[-missing:] if missing else ()), *recent]
 
 
 def _lookup(places: list[Place], max_ngram: int, drafted_ids: Sequence[int], num_tokens: int, chance: Chance) -> Guess:

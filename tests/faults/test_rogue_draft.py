@@ -48,10 +48,11 @@ async def test_text_does_not_change(gamma):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["model", "tree"])
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f != "none"])
-async def test_each_fault_alone(fault):
+async def test_each_fault_alone(fault, drafter):
     work = list(requests(scaled(30, at_least=4)))
-    async with in_process_stack(TARGET, DRAFT) as honest:
+    async with in_process_stack(TARGET, DRAFT, draft_worker={"drafters": (drafter,)}) as honest:
         async with outrider.Client(honest.address) as client:
             expected = [(await client.complete(p, num_speculative_tokens=0, **o)).token_ids for p, o in work]
         async with rogue_draft(honest.draft[0].address, seed=2, faults=("none", fault), silence_s=0.2) as (
@@ -62,7 +63,7 @@ async def test_each_fault_alone(fault):
             async with stack as services, outrider.Client(services.address) as client:
                 answers = await asyncio.gather(
                     *(
-                        client.complete(p, drafter="model", num_speculative_tokens=3, timeout_s=120, **o)
+                        client.complete(p, drafter=drafter, num_speculative_tokens=3, timeout_s=120, **o)
                         for p, o in work
                     )
                 )
