@@ -15,12 +15,13 @@ import psutil
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from outrider.errors import InvalidArgument
+from outrider.errors import Internal, InvalidArgument
 from outrider.lm.attention import AttentionPlan, KVCache, paged_attention
 from outrider.lm.batch import flatten, split
 from outrider.lm.cpu_linear import fix_orders
 from outrider.lm.decoder_loop import DecoderLoop, decoder_loop
 from outrider.lm.exact_attention import TILE, ExactPlan
+from outrider.lm.features import FeatureStore, StateHooks
 from outrider.lm.interface import PackedBatch
 from outrider.lm.rotary import use_rotary_table
 from outrider.lm.row_counts import pieces
@@ -74,18 +75,39 @@ class TransformersModel:
         self._loop: DecoderLoop | None = None
         self._block_size = 1
         self._cache = KVCache([], 0, self._dtype, self.device)
+        self._features: FeatureStore | None = None
+        self._hooks: StateHooks | None = None
         _check_config(model)
         model.set_attn_implementation(ATTENTION_NAME)
         self._head_shapes = self._probe()
+        self.num_layers = len(self._head_shapes)
+        self.hidden_size: int = model.config.get_text_config().hidden_size
         use_rotary_table(model)
         if exact:
             _check_exact(model)
             fix_orders(model)
         self._loop = decoder_loop(model)
 
+    def keep_features(self, states: Sequence[int]) -> None:
+        """As `FeatureModel`."""
+        store = FeatureStore(states, self.num_layers, self.hidden_size, self._dtype, self.device)
+        hooks = StateHooks(self._model, self.num_layers, store) if self._loop is None else None
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._features, self._hooks = store if store.states else None, hooks
+
+    @torch.inference_mode()
+    def read_features(self, slots: Sequence[int], states: Sequence[int]) -> torch.Tensor:
+        """As `FeatureModel`."""
+        if self._features is None:
+            raise Internal(f"states {list(states)} are not among those kept: none is")
+        return self._features.read(torch.tensor(slots, dtype=torch.int64, device=self.device), states)
+
     def bytes_per_block(self, block_size: int) -> int:
-        """Keys and values of all layers."""
-        return sum(k * (d + e) for k, d, e in self._head_shapes) * block_size * self._cache_dtype.itemsize
+        """Keys and values of all layers, and kept states."""
+        num_numbers = sum(k * (d + e) for k, d, e in self._head_shapes)
+        kept = 0 if self._features is None else self._features.bytes_per_slot
+        return (num_numbers * self._cache_dtype.itemsize + kept) * block_size
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Takes the memory at once."""
@@ -100,18 +122,24 @@ class TransformersModel:
             zeroed=self._exact,
             read_dtype=self._dtype,
         )
+        if self._features is not None:
+            self._features.allocate(num_slots)
 
     @torch.inference_mode()
     def copy_block(self, source: int, destination: int) -> None:
-        """Keys and values of all layers."""
+        """Keys and values of all layers, and kept states."""
         size = self._block_size
         self._cache.copy(source * size, destination * size, size)
+        if self._features is not None:
+            self._features.copy(source * size, destination * size, size)
 
     @torch.inference_mode()
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Keys and values of all layers."""
+        """Keys and values of all layers, and kept states."""
         where = torch.tensor([list(sources), list(destinations)], device=self.device)
         self._cache.move(where[0], where[1])
+        if self._features is not None:
+            self._features.move(where[0], where[1])
 
     def free_bytes(self) -> int:
         """Memory free on the model's device."""
@@ -149,8 +177,10 @@ class TransformersModel:
         self.num_rows_computed += ids.numel()
         places = torch.from_numpy(positions).to(self.device)[None]
         wanted = torch.from_numpy(logit_rows).to(self.device)
+        if self._features is not None:
+            self._features.begin(plan.slots)
         if self._loop is not None:
-            return self._loop(ids, places, wanted, plan)
+            return self._loop(ids, places, wanted, plan, self._features)
         return self._model(
             input_ids=ids, position_ids=places, use_cache=False, logits_to_keep=wanted, **{PLAN: plan}
         ).logits

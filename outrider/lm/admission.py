@@ -13,6 +13,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from outrider.errors import Aborted, Internal, InvalidArgument, ResourceExhausted, Unavailable
@@ -36,11 +37,18 @@ class Admission:
     """Promises blocks. `open` belongs to an event loop; `release` and the rest may be called from any thread."""
 
     def __init__(
-        self, cache: SequenceCache, context_length: int, max_waiting_sessions: int, overcommit: float = 1.0
+        self,
+        cache: SequenceCache,
+        context_length: int,
+        max_waiting_sessions: int,
+        overcommit: float = 1.0,
+        read_features: Callable[[list[int], SequenceOf[int]], Any] | None = None,
     ) -> None:
+        """read_features: what every sequence is given."""
         self.context_length = context_length
         self.max_waiting_sessions = max_waiting_sessions
         self._cache = cache
+        self._read_features = read_features
         self._max_promised = cache.num_blocks * overcommit
         self._num_promised = 0
         self._serials = itertools.count()
@@ -59,6 +67,7 @@ class Admission:
             root=self._cache.root(tenant),
             priority=priority,
             serial=next(self._serials),
+            read_features=self._read_features,
         )
         with self._lock:
             if self._stopped:

@@ -93,7 +93,8 @@ class Engine:
         self._decides = hasattr(model, "forward_deciding")
         self.block_size = block_size
         self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace, model.move_slots)
-        self._admission = Admission(self._cache, model.context_length, max_waiting_sessions, overcommit)
+        read_features = getattr(model, "read_features", None)
+        self._admission = Admission(self._cache, model.context_length, max_waiting_sessions, overcommit, read_features)
         self._share = prefill_rows if isinstance(prefill_rows, PrefillShare) else None
         rows = prefill_rows.rows if isinstance(prefill_rows, PrefillShare) else prefill_rows
         self._queue: StepQueue[Job[Any]] = StepQueue(max_batch_tokens, rows)

@@ -17,6 +17,9 @@ from outrider.results import Numerics
 
 T = TypeVar("T")
 
+LAST_HIDDEN = -1
+"""The state that the output head reads, behind the last norm; others: states.py."""
+
 
 class DecisionKind(Protocol):
     """Decisions that are made together, in one go over all their rows."""
@@ -93,6 +96,23 @@ class LanguageModel(Protocol):
         """float32[num_logit_rows, vocab_size], in segment order. Writes the rows' keys and values to the cache."""
 
 
+class FeatureModel(LanguageModel, Protocol):
+    """A model that can keep states of its computed rows beside their keys and values (features.py)."""
+
+    num_layers: int
+    hidden_size: int
+
+    def keep_features(self, states: Sequence[int]) -> None:
+        """From the next `allocate_cache` on these states are kept, and no others: 0 to num_layers - 1, LAST_HIDDEN.
+
+        Raises InvalidArgument on a state that the model has not, or when its layers cannot be watched.
+        """
+
+    def read_features(self, slots: Sequence[int], states: Sequence[int]) -> Any:
+        """[len(slots), len(states) * hidden_size] of computed slots, in the model's number type (a toy: numpy
+        float32), states in the order given. Between forwards."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentResult:
     """What a model gives for one segment: logits float32[num_logits, V], or, where it made the segment's decision,
@@ -147,6 +167,9 @@ class SequenceHandle(Protocol):
     def keep_path(self, indices: Sequence[int]) -> None:
         """Ends the tree: its nodes `indices`, a path from a root down (or none), follow the prefix as plain tokens, all
         other nodes are forgotten. Only between this sequence's forwards."""
+
+    def features(self, start: int, end: int, states: Sequence[int]) -> Any:
+        """[end - start, len(states) * H]: kept states of tokens `start` to `end`; see `kv_cache.Sequence`."""
 
 
 @dataclass(slots=True)

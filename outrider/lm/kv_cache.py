@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -114,7 +114,7 @@ class Sequence:
     __slots__ = (
         "block_hashes", "block_size", "blocks", "closed", "committed_length", "last_used_s", "max_length",
         "moves", "num_computed", "num_promised_blocks", "num_reserved", "opened_at", "parents", "pending", "priority",
-        "root", "serial", "token_ids",
+        "read_features", "root", "serial", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -127,7 +127,9 @@ class Sequence:
         priority: int = 0,
         serial: int = 0,
         opened_at: float = 0.0,
+        read_features: Callable[[list[int], SequenceOf[int]], Any] | None = None,
     ) -> None:
+        """read_features: the model's, where it has one."""
         self.token_ids: list[int] = []
         self.parents: tuple[int, ...] = ()
         self.moves: list[tuple[int, int]] = []
@@ -150,6 +152,7 @@ class Sequence:
         """The engine's record of the forward that is to write to this sequence; None between forwards."""
         self.opened_at = opened_at
         self.last_used_s = opened_at
+        self.read_features = read_features
 
     @property
     def length(self) -> int:
@@ -205,6 +208,23 @@ class Sequence:
         self.token_ids[start:] = [self.token_ids[place] for place in places]
         self.committed_length = min(self.committed_length, len(self.token_ids))
         self.parents = ()
+
+    def features(self, start: int, end: int, states: SequenceOf[int]) -> Any:
+        """[end - start, len(states) * H]: what the model keeps of tokens `start` to `end`, states in this order.
+
+        A tree's nodes are the last tokens, in its order, until a path is kept. On the engine's thread only. Raises
+        Internal while a forward of this sequence is pending, on a state that is not kept, and unless all these tokens
+        are in the cache: right after a forward all are, later their blocks may be somebody else's.
+        """
+        if self.pending is not None:
+            raise Internal("states of a sequence were read while its forward was pending")
+        if not 0 <= start <= end <= self.num_computed:
+            raise Internal(f"states of tokens {start} to {end} were read, {self.num_computed} are in the cache")
+        if self.read_features is None:
+            raise Internal("states were read of a model that keeps none")
+        moved, size = {new: old for old, new in self.moves}, self.block_size
+        places = [moved.get(place, place) for place in range(start, end)]
+        return self.read_features([self.blocks[p // size] * size + p % size for p in places], states)
 
 
 def _runs(blocks: list[int]) -> list[tuple[int, int]]:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from outrider.errors import Internal, InvalidArgument
 from outrider.lm.interface import LanguageModel, LoadedModel, PackedBatch, Segment
 from outrider.lm.rank_devices import rank_device
+from outrider.lm.states import feature_model
 from outrider.settings import TargetWorkerSettings
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ class TensorParallelModel:
         self.ranks = ranks
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
+        self.num_layers: int = getattr(model, "num_layers", 0)
+        self.hidden_size: int = getattr(model, "hidden_size", 0)
 
     @property
     def num_rows_computed(self) -> int:
@@ -134,6 +137,14 @@ class TensorParallelModel:
     def bytes_per_block(self, block_size: int) -> int:
         """This rank's share, which no other one exceeds."""
         return self._model.bytes_per_block(block_size)
+
+    def keep_features(self, states: Sequence[int]) -> None:
+        """As `FeatureModel`: on this rank, since every rank has whole states."""
+        feature_model(self._model).keep_features(states)
+
+    def read_features(self, slots: Sequence[int], states: Sequence[int]) -> Any:
+        """As `FeatureModel`."""
+        return feature_model(self._model).read_features(slots, states)
 
     def free_bytes(self) -> int:
         """Memory free for each rank: on a CPU all share it, GPUs are each rank's own."""

@@ -19,13 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.errors import InvalidArgument
-from outrider.lm.interface import LoadedModel, ModelDescription, PackedBatch
+from outrider.errors import Internal, InvalidArgument
+from outrider.lm.interface import LoadedModel, ModelDescription, PackedBatch, Segment
+from outrider.lm.states import check_states
 from outrider.lm.tree import path_to
 
 PREFIX = "toy:"
 MAX_TABLE_BYTES = 64 << 20
-_TARGET, _NOISE = 1, 2
+NUM_LAYERS, HIDDEN_SIZE = 4, 8
+"""Of a toy's states, which are numbers drawn for a state and the context that the logits depend on, too."""
+_TARGET, _NOISE, _FIRST_STATE = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,9 @@ class ToyModel:
         self._max_rows = max(1, MAX_TABLE_BYTES // (4 * spec.vocab))
         self._cache = np.empty(0, np.int64)
         self._block_size = 1
+        self.num_layers, self.hidden_size = NUM_LAYERS, HIDDEN_SIZE
+        self._states: tuple[int, ...] = ()
+        self._features = np.empty((0, 0, HIDDEN_SIZE), np.float32)
 
     @property
     def description(self) -> ModelDescription:
@@ -122,22 +128,36 @@ class ToyModel:
         )
 
     def bytes_per_block(self, block_size: int) -> int:
-        """One int64 id a token."""
-        return 8 * block_size
+        """One int64 id a token, and its kept states."""
+        return (8 + 4 * len(self._states) * self.hidden_size) * block_size
+
+    def keep_features(self, states: Sequence[int]) -> None:
+        """As `FeatureModel`: standard normal numbers, keyed by the state and the last `order` ids."""
+        self._states = check_states(states, self.num_layers)
+
+    def read_features(self, slots: Sequence[int], states: Sequence[int]) -> np.ndarray:
+        """float32[len(slots), len(states) * hidden_size]."""
+        if unknown := [state for state in states if state not in self._states]:
+            raise Internal(f"states {unknown} are not among those kept, {list(self._states)}")
+        rows = self._features[list(slots)]
+        return np.concatenate([rows[:, self._states.index(state)] for state in states], 1)
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """All slots start at -1, which no context of real ids contains."""
         self._cache = np.full(num_blocks * block_size, -1, np.int64)
+        self._features = np.full((num_blocks * block_size, len(self._states), self.hidden_size), np.nan, np.float32)
         self._block_size = block_size
 
     def copy_block(self, source: int, destination: int) -> None:
-        """Its ids."""
+        """Its ids and kept states."""
         size = self._block_size
-        self._cache[destination * size : (destination + 1) * size] = self._cache[source * size : (source + 1) * size]
+        for cached in (self._cache, self._features):
+            cached[destination * size : (destination + 1) * size] = cached[source * size : (source + 1) * size]
 
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Their ids."""
-        self._cache[list(destinations)] = self._cache[list(sources)]
+        """Their ids and kept states."""
+        for cached in (self._cache, self._features):
+            cached[list(destinations)] = cached[list(sources)]
 
     def forward(self, batch: PackedBatch) -> np.ndarray:
         """float32[num_logit_rows, vocab]; sleeps pass_ms + token_ms * rows."""
@@ -147,11 +167,10 @@ class ToyModel:
             end = segment.num_cached_tokens + len(segment.token_ids)
             slots = self._slots(segment.block_table, range(segment.num_cached_tokens, end))
             self._cache[slots] = segment.token_ids
+            if self._states:
+                self._write_features(segment, slots)
             for place in range(end - segment.num_logits, end):
-                context = _context(place, end, segment.parents)
-                read = context[-self.spec.order :] if self.spec.order else context
-                ids = self._cache[self._slots(segment.block_table, read)]
-                logits[out] = self._logits(tuple(ids.tolist()), len(context))
+                logits[out] = self._logits(*self._read(segment, place))
                 out += 1
         self.num_rows_computed += batch.num_rows
         cost_s = (self.spec.pass_ms + self.spec.token_ms * batch.num_rows) / 1000
@@ -163,6 +182,27 @@ class ToyModel:
         """The exact logits after `prefix_ids` (float32[vocab]), without any cache: what tests compare with."""
         ids = list(prefix_ids)
         return self._logits(tuple(ids[-self.spec.order :] if self.spec.order else ids), len(ids)).copy()
+
+    def features_for(self, prefix_ids: Sequence[int], states: Sequence[int]) -> np.ndarray:
+        """float32[len(states) * hidden_size] of the last of `prefix_ids`, without any cache."""
+        ids = list(prefix_ids)
+        context = tuple(ids[-self.spec.order :] if self.spec.order else ids)
+        return np.concatenate([self._state(state, context) for state in states])
+
+    def _write_features(self, segment: Segment, slots: Sequence[int]) -> None:
+        for place, slot in enumerate(slots, start=segment.num_cached_tokens):
+            context, _ = self._read(segment, place)
+            self._features[slot] = [self._state(state, context) for state in self._states]
+
+    def _state(self, state: int, context: tuple[int, ...]) -> np.ndarray:
+        table = _FIRST_STATE + state % (self.num_layers + 1)
+        return self._normals(table, context, self.hidden_size).astype(np.float32)
+
+    def _read(self, segment: Segment, place: int) -> tuple[tuple[int, ...], int]:
+        """What the cache holds of the last `order` tokens that the one at `place` sees, and how many it sees."""
+        context = _context(place, segment.num_cached_tokens + len(segment.token_ids), segment.parents)
+        read = context[-self.spec.order :] if self.spec.order else context
+        return tuple(self._cache[self._slots(segment.block_table, read)].tolist()), len(context)
 
     def _logits(self, context: tuple[int, ...], length: int) -> np.ndarray:
         if self.spec.nan_after and length > self.spec.nan_after:
@@ -176,15 +216,15 @@ class ToyModel:
 
     def _draw_row(self, context: tuple[int, ...]) -> np.ndarray:
         spec = self.spec
-        row = spec.agreement * self._normals(_TARGET, context)
+        row = spec.agreement * self._normals(_TARGET, context, spec.vocab)
         if spec.agreement < 1:
-            row = row + math.sqrt(1 - spec.agreement**2) * self._normals(_NOISE, context)
+            row = row + math.sqrt(1 - spec.agreement**2) * self._normals(_NOISE, context, spec.vocab)
         return (spec.scale * row).astype(np.float32)
 
-    def _normals(self, table: int, context: tuple[int, ...]) -> np.ndarray:
+    def _normals(self, table: int, context: tuple[int, ...], count: int) -> np.ndarray:
         text = f"{self.spec.seed}/{table}/{self.spec.order}/{','.join(map(str, context))}"
         key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
-        return np.random.Generator(np.random.Philox(key=key)).standard_normal(self.vocab_size)
+        return np.random.Generator(np.random.Philox(key=key)).standard_normal(count)
 
     def _slots(self, block_table: Sequence[int], places: Sequence[int]) -> list[int]:
         size = self._block_size

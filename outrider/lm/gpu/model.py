@@ -37,11 +37,11 @@ class StaticPlan:
     def __init__(self, rows: StepRows, attention: PagedAttention, cache: PagedCache) -> None:
         self._cache = cache
         self._attention = attention
-        self._slots = rows.slots(cache.block_size)
+        self.slots = rows.slots(cache.block_size)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """key [1, K, N, D] and value [1, K, N, E]."""
-        self._cache.write_rows(layer, self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        self._cache.write_rows(layer, self.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
 
     def attend(
         self,
@@ -83,6 +83,8 @@ class GpuModel(TransformersModel):
             self._head_shapes, num_blocks, block_size, self._cache_dtype, self.device, read_dtype=self._dtype
         )
         self._attention_for = attention_factory(self._pages, self.device, self._wanted_attention)
+        if self._features is not None:
+            self._features.allocate(self._pages.num_pages * block_size)
 
     def warm_up(self, shapes: list[StepShape]) -> None:
         """Prepares and captures these steps before somebody waits for them."""
@@ -140,11 +142,11 @@ class GpuModel(TransformersModel):
 
     def _compute(self, rows: StepRows, attention: PagedAttention) -> torch.Tensor:
         """float32[N, vocab_size] of all rows of a step."""
+        plan = StaticPlan(rows, attention, self._pages)
+        if self._features is not None:
+            self._features.begin(plan.slots)
         logits = self._model(
-            input_ids=rows.token_ids[None],
-            position_ids=rows.positions[None],
-            use_cache=False,
-            **{PLAN: StaticPlan(rows, attention, self._pages)},
+            input_ids=rows.token_ids[None], position_ids=rows.positions[None], use_cache=False, **{PLAN: plan}
         ).logits
         return logits[0, :, : self.vocab_size].float()
 

@@ -68,6 +68,13 @@ def passes(model):
     return np.concatenate(rows)
 
 
+def states(model):
+    """Kept ones of the slots that `passes` leaves written, and not copied to."""
+    model.keep_features((1, -1))
+    passes(model)
+    return model.read_features([*range(8, 12), *range(20, 28), *range(4, 8)], (1, -1)).numpy()
+
+
 @contextlib.contextmanager
 def two_ranks(folder):
     lost = []
@@ -114,13 +121,16 @@ def test_logits_equal_one_rank_s_and_each_rank_holds_half(family, tmp_path):
     folder = save(tmp_path / "model", family, tie_word_embeddings=family != "qwen3")
     alone = load_model(settings(folder))
     expected = passes(alone.model)
+    kept = states(alone.model)
     with two_ranks(folder) as (loaded, lost):
         actual = passes(loaded.model)
+        assert np.allclose(states(loaded.model), kept, atol=1e-4)
         assert lost == []
     assert np.allclose(actual, expected, atol=1e-4)
     assert (actual.argmax(-1) == expected.argmax(-1)).all()
     assert loaded.description.weight_bytes <= 0.55 * alone.description.weight_bytes
-    assert loaded.model.bytes_per_block(4) * 2 == alone.model.bytes_per_block(4)
+    states_bytes = 4 * 2 * 32 * 4
+    assert (loaded.model.bytes_per_block(4) - states_bytes) * 2 == alone.model.bytes_per_block(4) - states_bytes
     assert loaded.description.model_fingerprint == alone.description.model_fingerprint
 
 

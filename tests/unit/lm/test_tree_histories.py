@@ -5,23 +5,26 @@ from collections import Counter
 import numpy as np
 import pytest
 from conftest import scaled
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from tree_histories import KINDS, History, histories
+from tree_histories import KINDS, STATE_KINDS, History, histories
 
 from outrider.lm.toy import ToyModel, parse_toy
 
 TOLERANCE = 1e-4
+SEED = 1
+"""Under which every kind of event comes up even in few histories."""
 
 
-def run(make_model, check, num_histories):
+def run(make_model, check, num_histories, **kwargs):
     """Many histories; gives what occurred."""
     counts = Counter()
 
-    @settings(max_examples=num_histories, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(history=histories, seed=st.integers(0, 2**32 - 1))
-    def any_history(history, seed):
-        History(make_model(), check, counts, seed).run(history)
+    @seed(SEED)
+    @settings(max_examples=num_histories, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(history=histories, own_seed=st.integers(0, 2**32 - 1))
+    def any_history(history, own_seed):
+        History(make_model(), check, counts, own_seed, **kwargs).run(history)
 
     any_history()
     return counts
@@ -36,6 +39,19 @@ def test_any_history_of_a_toy():
 
     counts = run(lambda: ToyModel(spec), check, scaled(2000, at_least=200))
     assert all(counts[kind] for kind in KINDS), counts
+
+
+def test_states_in_any_history_of_a_toy():
+    """Two of them; kept ones are those of the token's own text, whichever sequence computed it and wherever it lies."""
+    spec, states = parse_toy("toy:vocab=16,order=0,seed=4"), (2, -1)
+    known = ToyModel(spec)
+    fresh = Fresh(lambda text: known.features_for(text, states)[None])
+
+    def check(text, row):
+        assert np.array_equal(row, fresh(text))
+
+    counts = run(lambda: ToyModel(spec), lambda *_: None, scaled(1000, at_least=100), check_states=check, states=states)
+    assert all(counts[kind] for kind in (*KINDS, *STATE_KINDS)), counts
 
 
 class Fresh:
@@ -68,6 +84,25 @@ def test_any_history_of_a_model(family):
     counts = run(lambda: model, check, scaled(100, at_least=10))
     assert counts["trees"] > 20
     assert counts["moved"] > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_states_in_any_history_of_a_model(family):
+    """Beside transformers' own `hidden_states` of the text alone."""
+    pytest.importorskip("torch")
+    from tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, stock_states, tiny_pair
+
+    from outrider.lm.adapter import TransformersModel
+
+    ours, stock = tiny_pair(family)
+    model = TransformersModel(ours, vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH)
+    fresh = Fresh(lambda text: stock_states(stock, text, (0, 2, -1)))
+
+    def check(text, row):
+        assert np.abs(row.numpy() - fresh(text)).max() < TOLERANCE
+
+    counts = run(lambda: model, lambda *_: None, scaled(100, at_least=12), check_states=check, states=(0, 2, -1))
+    assert all(counts[kind] for kind in STATE_KINDS if kind != "states_copied"), counts
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

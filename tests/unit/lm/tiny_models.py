@@ -49,3 +49,10 @@ def tiny_pair(family):
 def stock_logits(stock, token_ids):
     """float32[len, vocab] of a fresh full forward, without cache."""
     return stock(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].numpy()
+
+
+@torch.inference_mode()
+def stock_states(stock, token_ids, states):
+    """float32[len, len(states) * H] of transformers' `hidden_states`, -1 being the last of them."""
+    out = stock(input_ids=torch.tensor([token_ids]), use_cache=False, output_hidden_states=True)
+    return torch.cat([out.hidden_states[state][0] for state in states], 1).numpy()

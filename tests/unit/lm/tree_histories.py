@@ -18,6 +18,13 @@ KINDS = (
     "dropped_trees", "closed_trees", "evictions",
     "evicted_before_moved",
 )  # fmt: skip
+STATE_KINDS = (
+    "states_of_trees",
+    "states_of_prefix_hits",
+    "states_of_kept_paths",
+    "states_before_moves",
+    "states_copied",
+)
 MAX_STREAMS = 7
 NAMES = (
     "open", "ask_for_plain_rows", "ask_for_plain_rows", "ask_for_a_tree", "ask_for_a_tree", "ask_for_a_tree",
@@ -76,11 +83,17 @@ class Stream:
 
 
 class History:
-    """check(text, logits): float32[vocab_size] after `text`; counts: a Counter of `KINDS`."""
+    """check(text, logits): float32[vocab_size] after `text`; counts: a Counter of `KINDS`.
 
-    def __init__(self, model, check, counts, seed):
+    check_states(text, row): the kept `states` of the last token of `text`; counted as `STATE_KINDS`.
+    """
+
+    def __init__(self, model, check, counts, seed, check_states=None, states=()):
         rng = random.Random(seed)
         self.check, self.counts, self.vocab_size = check, counts, model.vocab_size
+        self.check_states, self.states = check_states, states
+        if states:
+            model.keep_features(states)
         self.texts = [[rng.randrange(self.vocab_size) for _ in range(80)] for _ in range(2)]
         self.engine = Engine(
             model,
@@ -142,9 +155,21 @@ class History:
                 self.check(stream.text_of(place), result.logits[row])
             self.counts["trees_with_prefix_hits"] += bool(parents) and result.num_cached_tokens > 0
             assert result.num_cached_tokens <= max(0, stream.num_plain - before)
+            self.counts["states_of_trees"] += bool(parents and self.states)
+            self.counts["states_of_prefix_hits"] += bool(result.num_cached_tokens and self.states)
+            self.counts["states_copied"] += bool(self.engine._cache.num_copied_blocks and self.states)
+            self.read_states(stream)
 
         stream.job = Job(program(), self.loop)
         self.engine._start_job(stream.job)
+
+    def read_states(self, stream):
+        """Of all tokens that are in the cache; no forward is pending."""
+        if self.states:
+            rows = stream.sequence.features(0, stream.sequence.num_computed, self.states)
+            assert len(rows) == stream.sequence.num_computed
+            for place, row in enumerate(rows):
+                self.check_states(stream.text_of(place), row)
 
     # What may happen, each drawn from its own seed.
 
@@ -199,6 +224,9 @@ class History:
         sequence.keep_path(path)
         assert (sequence.token_ids, sequence.parents) == (stream.ids, ())
         counts["moved"] += bool(sequence.moves)
+        counts["states_of_kept_paths"] += bool(path and sequence.num_computed and self.states)
+        counts["states_before_moves"] += bool(sequence.moves and self.states)
+        self.read_states(stream)
         sequence.committed_length = len(stream.ids)
         if rng.random() < 0.2 and (ids := self.more_of_the_text(stream, 1)):
             self.ask(stream, ids, 1)
