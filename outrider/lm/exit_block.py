@@ -36,6 +36,7 @@ class ExitHead:
         config: what the checkpoint tells of itself."""
         self.exit_layer, self.draft_ids, self.config = exit_layer, draft_ids, config
         self.num_parameters = sum(p.numel() for p in base.parameters())
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in (*base.parameters(), *rows.parameters()))
         base.set_attn_implementation(ATTENTION_NAME)
         self._base = base.eval().requires_grad_(False)
         self._rows = rows

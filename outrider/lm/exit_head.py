@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.errors import InvalidArgument
 from outrider.lm.cpu_linear import pack_linears
@@ -26,18 +26,33 @@ KIND = "exit"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 DRAFT_IDS = "draft_ids"
 FIELD = "heads"
+UNITS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ExitTarget:
-    """What an adapter needs of its target. head_rows: int64[V] of ids -> the output head's rows [V, H] of these."""
+    """What an adapter needs of its target. lm_head: [n, H] in `dtype` on `device` -> [n, at least vocab_size]."""
 
     config: PretrainedConfig
     model_fingerprint: str
     vocab_size: int
     dtype: torch.dtype
     device: torch.device
-    head_rows: Callable[[torch.Tensor], torch.Tensor]
+    lm_head: Callable[[torch.Tensor], torch.Tensor]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, *, model_fingerprint: str, vocab_size: int) -> ExitTarget:
+        """Of a loaded transformers causal LM, its layers packed or not. vocab_size: real ids."""
+        head = model.get_output_embeddings()
+        return cls(model.config, model_fingerprint, vocab_size, model.dtype, model.device, head)
+
+    @torch.inference_mode()
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[len(token_ids), H]: rows of the head, which may keep them in a layout of its own, by what it makes of the
+        columns of a unit matrix."""
+        units = torch.eye(self.config.hidden_size, dtype=self.dtype, device=self.device)
+        ids = token_ids.to(self.device)
+        return torch.cat([self.lm_head(part)[:, ids] for part in units.split(UNITS_AT_ONCE)]).T.contiguous()
 
 
 def is_exit(path: Path) -> bool:
@@ -63,8 +78,7 @@ def load_exit(path: Path, target: ExitTarget) -> ExitHead:
     base.load_state_dict(tensors)
     base = base.to(target.dtype).to(target.device)
     rows = nn.Linear(base.config.hidden_size, len(draft_ids), bias=False, device="meta")
-    own = target.head_rows(draft_ids).to(target.device, target.dtype).contiguous()
-    rows.weight = nn.Parameter(own, requires_grad=False)
+    rows.weight = nn.Parameter(target.head_rows(draft_ids), requires_grad=False)
     whole = nn.ModuleDict({"base": base, "rows": rows})
     if target.device.type == "cpu":
         pack_linears(whole)

@@ -1,5 +1,6 @@
 """Exit adapters: trained, written, read back, refused; and what one guesses at work against what it was trained to."""
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -21,6 +22,7 @@ from outrider.distill.pipeline import distill  # noqa: E402
 from outrider.distill.shards import Shard  # noqa: E402
 from outrider.distill.target import Target  # noqa: E402
 from outrider.errors import InvalidArgument  # noqa: E402
+from outrider.lm.cpu_linear import pack_linears  # noqa: E402
 from outrider.lm.exit_block import ExitHead, new_block  # noqa: E402
 from outrider.lm.exit_head import ExitTarget, is_exit, load_exit  # noqa: E402
 from outrider.lm.loading import load_model  # noqa: E402
@@ -60,10 +62,16 @@ def stock(toys):
 @pytest.fixture(scope="module")
 def exit_target(toys, stock):
     served = load_model(TargetWorkerSettings(model=str(toys[0]), num_threads=1)).description
-    head = stock.lm_head.weight.detach()
-    return ExitTarget(
-        stock.config, served.model_fingerprint, VOCAB_SIZE, torch.float32, torch.device("cpu"), lambda ids: head[ids]
-    )
+    return ExitTarget.of(stock, model_fingerprint=served.model_fingerprint, vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_packed_head_are_read_back(stock, dtype):
+    head = copy.deepcopy(stock.lm_head).to(dtype)
+    packed = torch.nn.Sequential(copy.deepcopy(head))
+    pack_linears(packed)
+    target = ExitTarget(stock.config, "", VOCAB_SIZE, dtype, torch.device("cpu"), packed)
+    assert torch.equal(target.head_rows(torch.tensor([3, 60, 5])), head.weight[[3, 60, 5]])
 
 
 @pytest.mark.parametrize("key", ["t0", "t1"])
