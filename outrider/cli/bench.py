@@ -25,7 +25,7 @@ from outrider.cli.bundles import prepare
 from outrider.cli.console import out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import Acceptance, Pace, Timed, formula_speedup, median, percentile, steps_of
-from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
+from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.prompts import WORKLOADS, read_prompts, spread
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, small_worker
 from outrider.client import GenerateOptions
@@ -48,6 +48,7 @@ def register(app: typer.Typer) -> None:
 def _command(
     target: Target = DEFAULT_MODEL,
     draft: Draft = AUTO_DRAFT,
+    heads: Heads = AUTO_HEADS,
     prompts: Annotated[Path | None, typer.Option(help='JSONL with {"prompt": "..."} lines; absent: our own.')] = None,
     workload: Annotated[
         list[str] | None,
@@ -61,7 +62,7 @@ def _command(
         typer.Option(min=0.0, max=100.0, help="0, the default, is greedy; several times for several."),
     ] = None,
     acceptance: Annotated[Literal["token", "block", "coupled"], typer.Option(help="Acceptance rule.")] = "block",
-    drafter: Annotated[str, typer.Option(help="auto, or one the draft worker offers.")] = "auto",
+    drafter: Annotated[str, typer.Option(help="auto, or one that is offered.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Number type of both models.")] = "auto",
     sweep: Annotated[
         Literal["gamma", "concurrency", "numerics"] | None,
@@ -80,16 +81,16 @@ def _command(
     with reporting_errors():
         refuse_unknown_variables()
         refuse_variables(NOT_HONOURED, "bench")
-        settings = TargetWorkerSettings(**small_worker(target, model=target, dtype=dtype))
+        settings = TargetWorkerSettings(**small_worker(target, model=target, dtype=dtype), **choose_heads(heads))
         cells = _cells(prompts, workload or [], temperature or [0.0], num_prompts)
         if sweep and profile_file:
             raise InvalidArgument("profile needs a run without sweep", field="profile")
         if profile_file is not None:
             profile_file.touch()  # a folder that is not there is told now and not after the run
         chosen = choose_draft(target, draft)
-        if chosen is None:
+        if chosen is None and not settings.heads:
             raise InvalidArgument(
-                "draft none leaves plain decoding to compare with itself: give a --draft", field="draft"
+                "draft none leaves plain decoding to compare with itself: give a --draft or --heads", field="draft"
             )
         speculation: GenerateOptions = {"drafter": drafter, "acceptance": acceptance}
         if num_speculative_tokens is not None:

@@ -152,7 +152,7 @@ async def bench_services(
     """Starts the three services for the target that `settings` names, workers with the settings given for each."""
     err.print("[dim]starting the services...[/]")
     workers: dict[str, Any] = {
-        "target_worker": small_worker(settings.model, dtype=settings.dtype, **target_worker),
+        "target_worker": small_worker(settings.model, dtype=settings.dtype, heads=settings.heads, **target_worker),
         "draft_worker": small_worker(draft, dtype=settings.dtype, **(draft_worker or {})),
     }
     async with local_stack(settings.model, draft, **workers) as stack, Client(stack.address) as client:

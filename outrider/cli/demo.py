@@ -12,7 +12,7 @@ from outrider.cli.bundles import prepare
 from outrider.cli.console import err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import Acceptance, steps_of
-from outrider.cli.options import AUTO_DRAFT, Draft, Target, choose_draft
+from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Target, choose_draft, choose_heads
 from outrider.cli.prompts import for_model, read_prompts
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
@@ -32,19 +32,22 @@ def register(app: typer.Typer) -> None:
 def _command(
     target: Target = DEFAULT_MODEL,
     draft: Draft = AUTO_DRAFT,
+    heads: Heads = AUTO_HEADS,
     max_tokens: Annotated[int, typer.Option(min=8, help="Length of each answer.")] = 64,
 ) -> None:
     """Stream one chat completion, then compare it with plain decoding. Exit code 1 if a text differs."""
     with reporting_errors():
         refuse_unknown_variables()
         refuse_variables(NOT_HONOURED, "demo")
-        raise SystemExit(0 if asyncio.run(_demo(target, choose_draft(target, draft), max_tokens)) else 1)
+        same = asyncio.run(_demo(target, choose_draft(target, draft), choose_heads(heads), max_tokens))
+        raise SystemExit(0 if same else 1)
 
 
-async def _demo(target: str, draft: str | None, max_tokens: int) -> bool:
+async def _demo(target: str, draft: str | None, heads: dict[str, Any], max_tokens: int) -> bool:
+    """heads: settings of the target worker."""
     await asyncio.to_thread(prepare, target, draft)
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
-    workers: dict[str, Any] = {"target_worker": small_worker(target), "draft_worker": small_worker(draft)}
+    workers: dict[str, Any] = {"target_worker": small_worker(target, **heads), "draft_worker": small_worker(draft)}
     async with local_stack(target, draft, **workers) as stack, Client(stack.address) as client:
         info = await client.model_info()
         await client.complete(for_model([_QUESTION], info)[0], max_tokens=8)  # warm-up

@@ -17,6 +17,7 @@ from outrider.errors import InvalidArgument
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 AUTO_DRAFT = "auto"
+AUTO_HEADS = "auto"
 TOY_AGREEMENT = 0.8
 """Of the draft that a toy target gets when the user names none."""
 
@@ -31,6 +32,15 @@ Draft = Annotated[
         "--draft",
         help=f"Draft, in the same forms; `none` for no draft worker. auto: {DEFAULT_MODEL}, or for a toy target the "
         f"same toy with agreement {TOY_AGREEMENT}.",
+    ),
+]
+
+Heads = Annotated[
+    str,
+    typer.Option(
+        "--heads",
+        help="Heads that draft inside the target worker, comma separated: folders, hub ids, name=any of these, or "
+        "`none`. auto: those of OUTRIDER_HEADS, or none.",
     ),
 ]
 
@@ -88,6 +98,13 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidArgument(f"{flag_of(field)} must be a JSON object, such as '{{\"name\": 1}}'", field=field)
     return value
+
+
+def choose_heads(heads: str) -> dict[str, Any]:
+    """Settings of a target worker for what `--heads` says; none where the environment decides."""
+    if heads == AUTO_HEADS:
+        return {}
+    return {"heads": () if heads == "none" else tuple(filter(None, (entry.strip() for entry in heads.split(","))))}
 
 
 def choose_draft(target: str, draft: str) -> str | None:

@@ -22,7 +22,7 @@ from outrider.cli.flags import (
     refuse_variables,
     with_parameters,
 )
-from outrider.cli.options import AUTO_DRAFT, Draft, Target, choose_draft
+from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Target, choose_draft, choose_heads
 from outrider.cli.ports import require_free
 from outrider.cli.stack import (
     COORDINATOR,
@@ -61,6 +61,7 @@ def register(app: typer.Typer) -> None:
     parameters = [
         inspect.Parameter("target", keyword_only, default=DEFAULT_MODEL, annotation=Target),
         inspect.Parameter("draft", keyword_only, default=AUTO_DRAFT, annotation=Draft),
+        inspect.Parameter("heads", keyword_only, default=AUTO_HEADS, annotation=Heads),
         *(parameter(name, CoordinatorSettings.model_fields[name]) for name in (*_SHARED_FLAGS, *_COORDINATOR_FLAGS)),
         *(parameter(name, TargetWorkerSettings.model_fields[name]) for name in _WORKER_FLAGS),
         *(_revision(name, worker) for worker, name in _REVISION_OF.items()),
@@ -84,11 +85,11 @@ def _port(name: str, text: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Annotated[int, option])
 
 
-def _command(*, target: str, draft: str, **given: Any) -> None:
+def _command(*, target: str, draft: str, heads: str, **given: Any) -> None:
     with reporting_errors():
         refuse_unknown_variables()
         refuse_variables({**NOT_HONOURED, "revision": "give --revision and --draft-revision"}, "up")
-        asyncio.run(_up(target, choose_draft(target, draft), given))
+        asyncio.run(_up(target, choose_draft(target, draft), {**given, **choose_heads(heads)}))
 
 
 def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -109,7 +110,7 @@ def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
     settings = {
         "shared": shared | pick(_SHARED_FLAGS),
         "coordinator": {"port": CoordinatorSettings(**pick(("port",))).port, **pick(_COORDINATOR_FLAGS)},
-        "target_worker": ports["target_worker"] | revisions["target_worker"] | pick(_WORKER_FLAGS),
+        "target_worker": ports["target_worker"] | revisions["target_worker"] | pick((*_WORKER_FLAGS, "heads")),
         "draft_worker": ports["draft_worker"] | revisions["draft_worker"] | pick((*_WORKER_FLAGS, "drafters")),
     }
     read_settings(CoordinatorSettings, settings["shared"] | settings["coordinator"])

@@ -17,7 +17,7 @@ from outrider.cli.bundles import prepare
 from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.law import POWER
-from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
+from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.prompts import for_model, read_prompts, spread
 from outrider.cli.reference import Reference, load_target
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
 def _command(
     target: Target = DEFAULT_MODEL,
     draft: Draft = AUTO_DRAFT,
+    heads: Heads = AUTO_HEADS,
     address: Annotated[
         str, typer.Option(help="Check the services that run there, whose target is --target, instead of own ones.")
     ] = "",
@@ -77,7 +78,7 @@ def _command(
             seed=secrets.randbits(48) if seed is None else seed,
         )
         texts = spread(read_prompts(prompts_file), prompts)
-        settings = TargetWorkerSettings(model=target, dtype=dtype)  # type: ignore[arg-type]
+        settings = TargetWorkerSettings(**{"model": target, "dtype": dtype, **choose_heads(heads)})
         report = asyncio.run(_verify(settings, choose_draft(target, draft), address, texts, plan))
         if not as_json:
             _print_tables(report)
@@ -94,7 +95,7 @@ async def _verify(
         if not address:
             err.print("[dim]starting the services...[/]")
             workers: dict[str, Any] = {
-                "target_worker": small_worker(settings.model, dtype=settings.dtype),
+                "target_worker": small_worker(settings.model, dtype=settings.dtype, heads=settings.heads),
                 "draft_worker": small_worker(draft, dtype=settings.dtype),
             }
             stack = local_stack(settings.model, draft, **workers)

@@ -8,8 +8,8 @@ a round, and draft cost over a plain pass; it knows nothing of a wider pass's co
 The last line of stdout is one JSON object. `default_pair` in it is of `auto`: accepted length and speedup on held-out
 chat at temperature 0, speedup there at 1, and on code-edit at 0; null where no draft and no head took part.
 
-Variables: TARGET (default: the embedded model), DRAFT (for a draft worker; absent: none), HEADS (folders or names of
-heads for the target worker, comma separated; absent: the one that comes with the target, `none`: none), DRAFTERS (of
+Variables: TARGET (default: the embedded model), DRAFT (for a draft worker; absent: none), HEADS (for the
+target worker, as `--heads` of `outrider up`), DRAFTERS (of
 those offered, and auto; absent: all), WORKLOADS (of chat, code, code-edit, summarise, off-domain, long-context),
 TEMPERATURES, NUM_PROMPTS (of each), MAX_TOKENS, GAMMA (fixed; absent: adaptive), DTYPE. The draft worker offers
 model and tree; for other drafters and its other settings, say OUTRIDER_DRAFTERS=... as for any worker.
@@ -30,6 +30,7 @@ from outrider.cli.bench_runs import NEUTRAL, PLAIN, Bench, Cell, bench_services
 from outrider.cli.bundles import prepare
 from outrider.cli.console import err, print_json, reporting_errors
 from outrider.cli.measure import Timed, median, steps_of
+from outrider.cli.options import AUTO_HEADS, choose_heads
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.client import GenerateOptions, Prompt
 from outrider.errors import InvalidArgument
@@ -42,7 +43,6 @@ DRAFT_WORKER_DRAFTERS = ("model", "tree")
 def main() -> None:
     with reporting_errors():
         target, draft = text("TARGET", DEFAULT_MODEL), text("DRAFT")
-        heads = heads_of(target)
         workloads = words("WORKLOADS", DEFAULT_WORKLOADS)
         check_workloads(workloads)
         temperatures = reals("TEMPERATURES", "0,1")
@@ -51,34 +51,27 @@ def main() -> None:
         if text("GAMMA"):
             speculation["num_speculative_tokens"] = number("GAMMA", 1)
         common: GenerateOptions = {**NEUTRAL, "max_tokens": max_tokens, "ignore_eos": False}
-        settings = TargetWorkerSettings(model=prepare(target), dtype=text("DTYPE", "auto"))  # type: ignore[arg-type]
+        values = {"model": prepare(target), "dtype": text("DTYPE", "auto"), **choose_heads(text("HEADS", AUTO_HEADS))}
+        settings = TargetWorkerSettings(**values)
         draft_path = prepare(draft) or None
         cells = [Cell(workload, temperature, ()) for workload in workloads for temperature in temperatures]
-        figures = asyncio.run(run(settings, draft_path, heads, cells, num_prompts, common, speculation))
-        print_json({"target": target, "draft": draft or None, "heads": list(heads), **figures})
-
-
-def heads_of(target: str) -> tuple[str, ...]:
-    """Settings `heads` of the target worker."""
-    given = words("HEADS", "")
-    return () if given == ["none"] else tuple(given)
+        figures = asyncio.run(run(settings, draft_path, cells, num_prompts, common, speculation))
+        print_json({"target": target, "draft": draft or None, "heads": list(settings.heads), **figures})
 
 
 async def run(
     settings: TargetWorkerSettings,
     draft: str | None,
-    heads: tuple[str, ...],
     cells: list[Cell],
     num_prompts: int,
     common: GenerateOptions,
     speculation: GenerateOptions,
 ) -> dict[str, Any]:
     """All cells on one set of services."""
-    values: dict[str, Any] = {"heads": heads} if heads else {}
     drafts = {} if os.environ.get("OUTRIDER_DRAFTERS") else {"drafters": DRAFT_WORKER_DRAFTERS}
-    async with bench_services(settings, draft, common, speculation, draft_worker=drafts, **values) as bench:
+    async with bench_services(settings, draft, common, speculation, draft_worker=drafts) as bench:
         drafters = chosen(bench.info.drafters)
-        if not draft and not heads:
+        if not draft and not settings.heads:
             print("default_pair is null: the target has neither a DRAFT nor HEADS, only local drafters", flush=True)
         rows = []
         for cell in cells:

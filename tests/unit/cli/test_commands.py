@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from outrider.cli.console import describe_failure
 from outrider.cli.doctor import _check_port, _model_fix, check_settings
 from outrider.cli.main import app
-from outrider.cli.options import choose_draft
+from outrider.cli.options import choose_draft, choose_heads
 from outrider.cli.prompts import MIXED, WORKLOADS, read_prompts, spread
 from outrider.cli.stack import small_worker
 from outrider.cli.up import stack_settings
@@ -241,6 +241,12 @@ def test_a_toy_target_gets_a_toy_draft() -> None:
     assert choose_draft("some/model", "auto") == "smollm2-135m"
     assert choose_draft("toy:vocab=16", "none") is None
     assert choose_draft("toy:vocab=16", "toy:vocab=16") == "toy:vocab=16"
+
+
+def test_heads_are_named_left_out_or_the_environments() -> None:
+    assert choose_heads("auto") == {}
+    assert choose_heads("none") == {"heads": ()}
+    assert choose_heads("head, eagle=owner/name") == {"heads": ("head", "eagle=owner/name")}
 
 
 def test_own_prompts_are_many_and_of_all_kinds() -> None:
