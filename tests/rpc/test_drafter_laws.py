@@ -51,7 +51,7 @@ async def test_the_joint_law_is_the_targets(drafter: str, rule: str) -> None:
             )
 
         answers = []
-        for start in range(0, scaled(3_000, at_least=250), 50):
+        for start in range(0, scaled(2_000, at_least=200), 50):
             answers += await asyncio.gather(*(one(seed) for seed in range(start, start + 50)))
     drafted = sum(a.speculation.num_draft_tokens for a in answers)
     assert 0 < sum(a.speculation.num_accepted_draft_tokens for a in answers) < drafted, "INCONCLUSIVE"
