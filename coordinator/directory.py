@@ -87,8 +87,11 @@ class WorkerDirectory:
             raise NotFound(f"model {name[:80]!r} is not served; there is {known}", field="model")
         return self._served(name or names[0])
 
-    def pick_target(self, model: str, fingerprint: str, avoid: frozenset[str] = frozenset()) -> WorkerRecord:
-        """The healthy worker of these weights with the fewest streams. Raises Unavailable."""
+    def pick_target(
+        self, model: str, fingerprint: str, avoid: frozenset[str] = frozenset(), drafter: str = ""
+    ) -> WorkerRecord:
+        """The healthy worker of these weights with the fewest streams, one that has `drafter` before others. Raises
+        Unavailable."""
         healthy = [
             w
             for w in self._serving(model)
@@ -100,7 +103,7 @@ class WorkerDirectory:
         if not healthy:
             details = "; ".join(f"{w.address}: {self.health(w)[1] or 'just failed'}" for w in self._serving(model))
             raise self._no_target(f"no target worker of model {model!r} can take a stream now ({details})")
-        return min(healthy, key=lambda w: w.num_sessions)
+        return min(healthy, key=lambda w: (drafter not in ("", *_target_drafters(w)), w.num_sessions))
 
     def pick_draft(self, model: str, drafter: str = "") -> WorkerRecord | None:
         """The healthy paired worker with the fewest streams that offers `drafter`; None when there is none."""
@@ -110,6 +113,16 @@ class WorkerDirectory:
             if self.health(w)[0] and w.description is not None and (not drafter or drafter in w.description.drafters)
         ]
         return min(healthy, key=lambda w: w.num_sessions, default=None)
+
+    def healthy(self, model: str) -> list[WorkerRecord]:
+        """Workers of both kinds that new streams of the model may go to."""
+        return [w for w in (*self._serving(model), *self._paired(model)) if self.health(w)[0]]
+
+    def target_only_drafters(self, model: str) -> tuple[str, ...]:
+        """Names that target workers of the model offer and no draft worker does."""
+        elsewhere = {name for w in self._paired(model) if w.description is not None for name in w.description.drafters}
+        inside = dict.fromkeys(name for w in self._serving(model) for name in _target_drafters(w))
+        return tuple(name for name in inside if name not in elsewhere)
 
     def has_healthy_target(self) -> bool:
         return any(self.health(w)[0] for w in self._of_role(TARGET))
@@ -161,6 +174,8 @@ class WorkerDirectory:
         return [w for w in self._of_role(TARGET) if w.description is not None and w.description.model.model == model]
 
     def _paired(self, model: str) -> list[WorkerRecord]:
+        if not self._serving(model):
+            return []
         reference = self._reference(model).description
         assert reference is not None
         tokenizer = reference.model.tokenizer_fingerprint
@@ -182,14 +197,19 @@ class WorkerDirectory:
         assert reference.description is not None
         assert reference.text is not None
         described = [w.description for w in (reference, *drafts) if w.description is not None]
+        inside = [n for w in self._serving(name) for n in _target_drafters(w)]
+        offered = {
+            "draft workers": tuple(dict.fromkeys(n for d in described[1:] for n in d.drafters)),
+            "target workers": tuple(dict.fromkeys(inside)),
+            "coordinator": tuple(self._settings.local_drafters),
+        }
         return ServedModel(
             description=reference.description.model,
             codec=reference.text.codec,
             chat_template=reference.text.chat_template,
             max_draft_tokens=min(d.capacity.max_draft_tokens for d in described),
-            drafters=tuple(
-                dict.fromkeys((*(n for d in described[1:] for n in d.drafters), *self._settings.local_drafters))
-            ),
+            drafters=tuple(dict.fromkeys(n for names in offered.values() for n in names)),
+            offered={who: names for who, names in offered.items() if names},
             draft_model=described[1].model.model if drafts else "",
         )
 
@@ -242,6 +262,10 @@ class WorkerDirectory:
             for worker in [w for w in self._leaving if not w.num_sessions]:
                 self._leaving.remove(worker)
                 await worker.close()
+
+
+def _target_drafters(worker: WorkerRecord) -> tuple[str, ...]:
+    return tuple(d.name for d in worker.description.target_drafters) if worker.description is not None else ()
 
 
 def _tokenizer_of(worker: WorkerRecord) -> str:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.gamma.policy import Choice
+from coordinator.gamma.policy import Candidate, Choice
 from coordinator.links import DraftLate, DraftLink
 from coordinator.stream import Stream
 from outrider.errors import OutriderError
@@ -53,8 +53,8 @@ class DraftPool(Protocol):
     def disconnect(self, link: DraftLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
 
-    def drafters_of(self, link: DraftLink) -> tuple[str, ...]:
-        """Names that the worker offers."""
+    def draft_candidates(self, link: DraftLink) -> tuple[Candidate, ...]:
+        """Drafters that the worker offers."""
 
     def proposal_ms(self, link: DraftLink) -> WaitLimit:
         """Per drafted token plus one, of this worker."""
@@ -63,11 +63,11 @@ class DraftPool(Protocol):
 class DraftSide:
     """Opens in the background, proposes in time or not at all, and opens anew some time after a loss."""
 
-    def __init__(self, stream: Stream, pool: DraftPool, max_q_entries: int, local_names: tuple[str, ...] = ()) -> None:
-        """`local_names`: drafters that run here, and that no worker is asked for."""
+    def __init__(self, stream: Stream, pool: DraftPool, max_q_entries: int, elsewhere: tuple[str, ...] = ()) -> None:
+        """`elsewhere`: drafters that run in the coordinator or inside a target, which no draft worker is asked for."""
         self._stream = stream
         self._pool = pool
-        self._local_names = local_names
+        self._elsewhere = elsewhere
         self._max_q_entries = max_q_entries
         self._link: DraftLink | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -79,18 +79,18 @@ class DraftSide:
         """Plain tokens until the next look whether drafts can be had."""
 
     @property
-    def drafters(self) -> tuple[str, ...]:
-        """That can be asked for now, the request's choice considered."""
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Drafters that can be asked for now, the request's choice considered."""
         if self._link is None:
             return ()
-        named = self._stream.request.drafter
-        return (named,) if named else tuple(n for n in self._pool.drafters_of(self._link) if n not in self._local_names)
+        named, offered = self._stream.request.drafter, self._pool.draft_candidates(self._link)
+        return tuple(c for c in offered if c.name == named or not (named or c.name in self._elsewhere))
 
     @property
     def wanted(self) -> bool:
-        """Whether a draft worker may be asked at all: not for a stream without drafts, or of a local drafter."""
+        """Whether a draft worker may be asked at all: not for a stream without drafts, or of a drafter elsewhere."""
         request = self._stream.request
-        return request.max_draft_tokens > 0 and request.drafter not in self._local_names
+        return request.max_draft_tokens > 0 and request.drafter not in self._elsewhere
 
     def open_soon(self) -> None:
         """Begins to open a session, unless the request wants no drafts or nobody offers any."""

@@ -73,7 +73,7 @@ class Generation:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
         target = TargetSide(stream, self._pool)
-        draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._settings.local_drafters)
+        draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
         loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived)
         try:

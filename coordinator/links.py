@@ -44,13 +44,18 @@ class Timed:
         return (self.verdict.compute_us + self.verdict.sampling_us) / 1000
 
     @property
+    def draft_ms(self) -> float:
+        """Drafting by the target itself."""
+        return self.verdict.draft_us / 1000
+
+    @property
     def sampling_ms(self) -> float:
         """Of the work: distributions and acceptance."""
         return self.verdict.sampling_us / 1000
 
     @property
     def network_ms(self) -> float:
-        return max(0.0, self.elapsed_ms - self.queue_ms - self.work_ms)
+        return max(0.0, self.elapsed_ms - self.queue_ms - self.draft_ms - self.work_ms)
 
 
 class TargetLink:
@@ -82,10 +87,17 @@ class TargetLink:
         header = self._log.header(self._epoch)
         return await self._ask(lambda missing: wire.target_verify(header, missing, proposal))
 
-    async def decode(self, credit_tokens: int) -> AsyncGenerator[Timed, None]:
-        """One verdict per token; the caller commits each before it asks for the next, and may end early."""
+    async def decode(
+        self, credit_tokens: int, drafter: str = "", num_draft_tokens: int = 0
+    ) -> AsyncGenerator[Timed, None]:
+        """One verdict per step, over drafts of the worker's own where some are wanted; the caller commits each before
+        it asks for the next, and may end early."""
         header = self._log.header(self._epoch)
-        timed = await self._ask(lambda missing: wire.target_decode(header, missing, credit_tokens))
+        timed = await self._ask(
+            lambda missing: wire.target_decode(
+                header, missing, credit_tokens, drafter=drafter, num_draft_tokens=num_draft_tokens
+            )
+        )
         arrived = time.perf_counter()
         yield timed
         while not timed.verdict.decode_ended:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
+from coordinator.gamma.acceptance import OFF_PATH_WEIGHT
 from coordinator.gamma.chances import Chances
 from coordinator.stream import Stream
 from outrider.drafting.guess import Chance, Evidence, Guess, Place, continue_places
@@ -16,6 +17,7 @@ from outrider.drafting.suffix import SuffixIndex
 from outrider.errors import InvalidArgument
 from outrider.sampling.history import History
 from outrider.sampling.masks import num_allowed
+from outrider.serving.messages import Verdict
 from outrider.serving.session_calls import SealedProposal, seal_ids
 from outrider.settings import CoordinatorSettings
 
@@ -134,18 +136,30 @@ class LocalDrafts:
         """As a proposal. The time that this round's guesses took is told with it."""
         return seal_ids(guess.token_ids, guess.chances, guess.drafter, self._compute_us)
 
-    def committed(self) -> None:
-        """The log has grown: what was guessed before is judged by it."""
+    def committed(self, drafted_ids: Sequence[int] = (), verdict: Verdict | None = None) -> None:
+        """The log has grown: what was guessed before is judged by it, and by the rows of the verdict past a rejection,
+        whether it was verified or not. `drafted_ids`: the chain that was."""
         if not self._open_guesses:
             return
         with self._set_aside_if_broken():
             new_ids = self._stream.log.since(self._guessed_at)
+            rows = self._rows_past(len(new_ids), verdict)
             for guess in self._open_guesses:
-                for evidence, guessed, token_id in zip(guess.evidence, guess.token_ids, new_ids, strict=False):
-                    self._chances.observe(evidence, guessed == token_id)
-                    if guessed != token_id:
+                for index, (evidence, guessed) in enumerate(zip(guess.evidence, guess.token_ids, strict=True)):
+                    if index < len(new_ids) and guess.token_ids[:index] == new_ids[:index]:
+                        self._chances.observe(evidence, guessed == new_ids[index])
+                    elif index in rows and guess.token_ids[:index] == tuple(drafted_ids[:index]):
+                        self._chances.observe(evidence, guessed == rows[index], OFF_PATH_WEIGHT)
+                    else:
                         break
         self._open_guesses, self._guessed_at = (), -1
+
+    def _rows_past(self, num_committed: int, verdict: Verdict | None) -> dict[int, int]:
+        """The target's own choices after drafts that it did not take, by their number: where its choice is what it
+        would have committed."""
+        if verdict is None or not self._stream.sampling.greedy or self._stream.sampling.needs_history:
+            return {}
+        return {index: x for index, x in enumerate(verdict.row_choices) if index >= num_committed}
 
     def learn(self, length: int, drafted_ids: Sequence[int], choices: Sequence[int]) -> None:
         """`choices[i]` is what the target itself would have said after the first `length` ids and i drafts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.text.chat import ChatTemplate
@@ -11,7 +12,10 @@ from outrider.lm.interface import ModelDescription
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One name that clients can ask for. `max_draft_tokens`: drafts that every worker of it can carry in a round."""
+    """One name that clients can ask for. `max_draft_tokens`: drafts that every worker of it can carry in a round.
+
+    drafters: all that a request may name. offered: the same by who offers them, those who offer none left out.
+    """
 
     description: ModelDescription
     codec: TextCodec
@@ -19,6 +23,7 @@ class ServedModel:
     max_draft_tokens: int
     drafters: tuple[str, ...] = ()
     draft_model: str = ""
+    offered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

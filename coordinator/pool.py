@@ -8,9 +8,11 @@ from typing import Any
 
 from coordinator.directory import WorkerDirectory
 from coordinator.gamma.adaptive import AdaptiveGamma
-from coordinator.gamma.estimates import Median, PairEstimates
+from coordinator.gamma.costs import Median
 from coordinator.gamma.fixed import FixedGamma
-from coordinator.gamma.policy import GammaPolicy
+from coordinator.gamma.policy import Candidate, GammaPolicy
+from coordinator.gamma.shared import PairEstimates, SharedEstimates
+from coordinator.gamma.told import draft_candidates, target_candidates, tell
 from coordinator.links import DraftLink, TargetLink
 from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.peer import Peer
@@ -29,22 +31,29 @@ class SessionPool:
         self._directory = directory
         self._settings = settings
         self._sessions: dict[TargetLink | DraftLink, WorkerRecord] = {}
-        self._estimates: dict[str, PairEstimates] = {}
+        self._estimates = SharedEstimates()
         self._memory = LocalMemory(settings)
 
     def policy(self, request: ResolvedRequest) -> GammaPolicy:
-        """Fixed or adaptive, as the request says. Streams of one model share what they learn of costs."""
+        """Fixed or adaptive, as the request says. Streams of one model share what they learn of costs, those of one
+        tenant how far drafts survive."""
         if request.num_speculative_tokens is not None:
             return FixedGamma(request.num_speculative_tokens)
-        shared = self._estimates.setdefault(request.model, PairEstimates())
+        shared = self._estimates.of(request.model, request.tenant, greedy=request.sampling.greedy)
+        self._tell(shared, request)
         return AdaptiveGamma(shared, request.max_speculative_tokens)
+
+    def not_of_draft_workers(self, stream: Stream) -> tuple[str, ...]:
+        """Drafters that run elsewhere: here, or inside targets."""
+        return (*self._settings.local_drafters, *self._directory.target_only_drafters(stream.request.model))
 
     def local_drafts(self, stream: Stream) -> LocalDrafts:
         """Guesses for this stream, from what it and its tenant's earlier streams wrote."""
         return LocalDrafts(stream, self._memory)
 
     def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
-        worker = self._directory.pick_target(stream.request.model, stream.request.model_fingerprint, avoid)
+        request = stream.request
+        worker = self._directory.pick_target(request.model, request.model_fingerprint, avoid, request.drafter)
         call = wire.target_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
         return self._enlist(TargetLink(peer, worker.address, stream.log), worker)
@@ -66,9 +75,11 @@ class SessionPool:
         if error is not None and getattr(error, "status", "") == "UNAVAILABLE" and not isinstance(error, Aborted):
             worker.suspect()
 
-    def drafters_of(self, link: DraftLink) -> tuple[str, ...]:
-        description = self._sessions[link].description
-        return description.drafters if description is not None else ()
+    def draft_candidates(self, link: DraftLink) -> tuple[Candidate, ...]:
+        return draft_candidates(self._sessions[link].description)
+
+    def target_candidates(self, link: TargetLink) -> tuple[Candidate, ...]:
+        return tuple(target_candidates(self._sessions[link].description))
 
     def proposal_ms(self, link: DraftLink) -> Median:
         return self._sessions[link].proposal_ms
@@ -76,6 +87,12 @@ class SessionPool:
     @property
     def num_sessions(self) -> int:
         return len(self._sessions)
+
+    def _tell(self, shared: PairEstimates, request: ResolvedRequest) -> None:
+        """What workers have measured, for where nothing was measured here."""
+        for worker in self._directory.healthy(request.model):
+            if worker.description is not None:
+                tell(shared, worker.description, num_context_tokens=len(request.prompt_ids))
 
     def _enlist(self, link: Any, worker: WorkerRecord) -> Any:
         self._sessions[link] = worker

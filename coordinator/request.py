@@ -288,7 +288,8 @@ def _resolve_speculation(options: Any, model: ServedModel, settings: Coordinator
         maximum = int(_within("speculation.max_speculative_tokens", options.max_speculative_tokens, 1, cap))
     drafter = "" if options.drafter == AUTO else options.drafter
     if drafter and drafter not in model.drafters:
-        known = ", ".join((AUTO, *model.drafters))
+        groups = [f"{', '.join(names)} ({who})" for who, names in model.offered.items()]
+        known = ", ".join((AUTO, *(groups or model.drafters)))
         why = "" if model.draft_model else "; no draft worker is connected that could draft for this model"
         _refuse("speculation.drafter", repr(options.drafter)[:80], f"one of {known}{why}")
     return {

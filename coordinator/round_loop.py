@@ -17,7 +17,7 @@ from coordinator.verifying import TargetLost, TargetSide
 from outrider.drafting.guess import Guess
 from outrider.results import Step
 from outrider.sampling.params import Origin
-from outrider.serving.session_calls import SealedProposal, continued
+from outrider.serving.session_calls import SealedProposal, continued, own_drafts
 
 PLAIN = Choice("", 0, "plain")
 NOTHING = Drafted(SealedProposal())
@@ -52,10 +52,11 @@ class RoundLoop:
         while not stream.finished:
             credit = await self._outbox.room(stream.choice)
             choice = await self._choose(credit)
-            if choice.num_draft_tokens:
-                await self._round(choice)
+            if choice.is_run:
+                await self._run(choice)
             else:
-                await self._plain_run(choice)
+                await self._round(choice)
+        stream.statistics.outlooks = self._policy.outlooks()
         self._outbox.put(stream.complete(1000 * (time.perf_counter() - self._arrived)))
 
     async def _first_token(self) -> None:
@@ -75,14 +76,14 @@ class RoundLoop:
         credit = min(credit, self._stream.num_remaining_tokens)
         if not self._stream.request.max_draft_tokens:
             return self._policy.choose(0, credit, ())
-        guesses = self._local.guesses(self._room)
+        guesses, inside = self._local.guesses(self._room), self._target.candidates
         if not self._draft.wanted:
-            return self._policy.choose(self._room, credit, (), guesses)
+            return self._policy.choose(self._room, credit, inside, guesses)
         ready, why_not = await self._draft.ready()
         if ready:
-            return self._policy.choose(self._room, credit, self._draft.drafters, guesses)
-        choice = self._policy.choose(self._room, min(credit, self._draft.patience_tokens), (), guesses)
-        return dataclasses.replace(choice, reason=why_not)
+            return self._policy.choose(self._room, credit, (*self._draft.candidates, *inside), guesses)
+        choice = self._policy.choose(self._room, min(credit, self._draft.patience_tokens), inside, guesses)
+        return choice if choice.candidate is not None else dataclasses.replace(choice, reason=why_not)
 
     @property
     def _room(self) -> int:
@@ -124,7 +125,7 @@ class RoundLoop:
         # what the target cut off were the last drafts
         num_local = max(0, num_local - (drafted.proposal.num_draft_tokens - verdict.num_draft_tokens))
         reason = "draft-late" if drafted.wait_ms and local_drafter else choice.reason
-        by = Drafting(choice.drafter, reason, local_drafter, num_local)
+        by = Drafting(choice.drafter, reason, local_drafter, num_local, choice.expected_tokens_per_s, round_ms)
         num_accepted = self._commit(timed, choice, round_ms, drafted, by)
         self._policy.observe(
             RoundReport(
@@ -134,6 +135,7 @@ class RoundLoop:
                 num_local=num_local,
                 num_accepted=num_accepted,
                 num_committed=len(verdict.committed_ids),
+                soft_acceptances=b"" if drafted.proposal.is_tree else verdict.soft_acceptances,
                 ended=self._stream.finished,
                 draft_ms=(drafted.proposal.queue_us + drafted.proposal.compute_us) / 1000,
                 draft_network_ms=drafted.network_ms,
@@ -144,14 +146,18 @@ class RoundLoop:
             )
         )
 
-    async def _plain_run(self, choice: Choice) -> None:
-        """The target decodes by itself, token by token, without a draft call and without a round trip per token."""
+    async def _run(self, choice: Choice) -> None:
+        """The target goes on by itself, plainly or with drafts of its own, without a round trip for each step."""
         started = time.perf_counter()
         num_tokens, verify_ms, network_ms, interrupted = 0, 0.0, 0.0, False
         try:
-            async for timed in self._target.decode(choice.credit_tokens):
-                self._commit(timed, choice, timed.elapsed_ms)
-                num_tokens += 1
+            async for timed in self._target.decode(choice):
+                num_wanted = min(choice.num_draft_tokens, self._room, choice.credit_tokens - num_tokens - 1)
+                if num_wanted > 0:
+                    self._own_step(timed, dataclasses.replace(choice, num_draft_tokens=num_wanted), not num_tokens)
+                else:
+                    self._commit(timed, choice, timed.elapsed_ms)
+                num_tokens += len(timed.verdict.committed_ids)
                 verify_ms += timed.queue_ms + timed.work_ms
                 network_ms = network_ms or timed.network_ms
                 if self._stream.finished:
@@ -161,6 +167,8 @@ class RoundLoop:
                     await self._target.stop_decoding()
         except TargetLost as lost:
             self._commit(await self._target.reopen(lost), PLAIN, 0.0)
+        if choice.num_draft_tokens:
+            return  # each step was reported
         self._policy.observe(
             RoundReport(
                 choice=choice,
@@ -169,6 +177,28 @@ class RoundLoop:
                 verify_ms=verify_ms,
                 verify_network_ms=network_ms,
                 round_ms=1000 * (time.perf_counter() - started),
+            )
+        )
+
+    def _own_step(self, timed: Timed, choice: Choice, is_first: bool) -> None:
+        """A step of a run that the target has drafted for."""
+        verdict = timed.verdict
+        drafted = Drafted(own_drafts(verdict, choice.drafter))
+        if verdict.proposal_fault:
+            self._stream.statistics.num_draft_failures += 1
+        num_accepted = self._commit(timed, choice, timed.elapsed_ms, drafted)
+        self._policy.observe(
+            RoundReport(
+                choice=choice,
+                num_draft_tokens=verdict.num_draft_tokens,
+                num_accepted=num_accepted,
+                num_committed=len(verdict.committed_ids),
+                soft_acceptances=b"" if drafted.proposal.is_tree else verdict.soft_acceptances,
+                ended=self._stream.finished,
+                draft_ms=timed.draft_ms,
+                verify_ms=timed.queue_ms + timed.work_ms,
+                verify_network_ms=timed.network_ms if is_first else 0.0,
+                round_ms=timed.elapsed_ms,
             )
         )
 
@@ -183,7 +213,12 @@ class RoundLoop:
         """Log, text and statistics move to the verdict's end together; the client gets one chunk. Returns the number of
         accepted drafts."""
         proposal = drafted.proposal
-        by = by or Drafting(choice.drafter, choice.reason)
+        by = by or Drafting(
+            choice.drafter,
+            choice.reason,
+            expected_tokens_per_s=choice.expected_tokens_per_s,
+            round_ms=round_ms,
+        )
         verdict, statistics = timed.verdict, self._stream.statistics
         draft_ms = (proposal.queue_us + proposal.compute_us) / 1000
         network_ms = timed.network_ms + drafted.network_ms
@@ -195,7 +230,7 @@ class RoundLoop:
         if verdict.row_choices and not proposal.is_tree:
             self._local.learn(verdict.header.base_length, proposal.token_ids, verdict.row_choices)
         chunk = self._stream.commit(verdict, by=by)
-        self._local.committed()
+        self._local.committed(() if proposal.is_tree else proposal.token_ids, verdict)
         if self._stream.request.report_steps:
             step = Step(
                 num_draft_tokens_wanted=choice.num_draft_tokens,

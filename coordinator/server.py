@@ -146,7 +146,7 @@ class GenerationServicer:
         if (description := worker.description) is not None:
             status.model = description.model.model
             status.capacity.CopyFrom(capacity_to_pb(description.capacity))
-            status.drafters.extend(description.drafters)
+            status.drafters.extend((*description.drafters, *(d.name for d in description.target_drafters)))
             status.numerics_fingerprint = description.model.numerics_fingerprint
             status.weight_bytes = description.model.weight_bytes
             status.dtype = description.model.dtype

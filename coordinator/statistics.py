@@ -6,19 +6,22 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from outrider.results import DrafterUse, Speculation, Timings
+from outrider.results import DrafterOutlook, DrafterUse, Speculation, Timings
 from outrider.sampling.params import Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """Who drafted a round and why; `local_drafter` made the last `num_local` of its drafts: all of them, or those that
-    go on after the chain of `drafter`."""
+    go on after the chain of `drafter`. `expected_tokens_per_s`, `round_ms`: what it was chosen for and what it took;
+    0: neither is told."""
 
     drafter: str = ""
     reason: str = ""
     local_drafter: str = ""
     num_local: int = 0
+    expected_tokens_per_s: float = 0.0
+    round_ms: float = 0.0
 
     def parts(self, num_draft_tokens: int, num_accepted: int) -> Iterator[tuple[str, str, int, int]]:
         """(drafter, reason, drafts, accepted ones) of each who took part; a plain round has one part of nobody's."""
@@ -32,6 +35,27 @@ class Drafting:
 
 
 NOBODY = Drafting()
+
+
+@dataclass(slots=True)
+class _Use:
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    expected_sum: float = 0.0
+    num_tokens: int = 0
+    ms: float = 0.0
+
+    def told(self, drafter: str, reason: str) -> DrafterUse:
+        return DrafterUse(
+            drafter,
+            reason,
+            self.num_rounds,
+            self.num_draft_tokens,
+            self.num_accepted_draft_tokens,
+            expected_tokens_per_s=self.expected_sum / self.num_rounds,
+            tokens_per_s=1000 * self.num_tokens / self.ms if self.ms else 0.0,
+        )
 
 
 @dataclass(slots=True)
@@ -52,7 +76,8 @@ class StreamStatistics:
     _accepted: Counter[int] = field(default_factory=Counter)
     _gamma: Counter[int] = field(default_factory=Counter)
     _drafters: dict[str, None] = field(default_factory=dict)
-    _uses: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    _uses: dict[tuple[str, str], _Use] = field(default_factory=dict)
+    outlooks: tuple[DrafterOutlook, ...] = ()
 
     def count(self, num_draft_tokens: int, origins: tuple[Origin, ...], by: Drafting = NOBODY) -> None:
         """A verdict that checked `num_draft_tokens` drafts and delivered tokens of these origins."""
@@ -61,8 +86,14 @@ class StreamStatistics:
         if num_draft_tokens:
             self._accepted[origins.count(Origin.ACCEPTED)] += 1
         for drafter, reason, num_drafts, num_accepted in by.parts(num_draft_tokens, origins.count(Origin.ACCEPTED)):
-            use = self._uses.setdefault((drafter, reason), Counter())
-            use.update(num_rounds=1, num_draft_tokens=num_drafts, num_accepted_draft_tokens=num_accepted)
+            use = self._uses.setdefault((drafter, reason), _Use())
+            use.num_rounds += 1
+            use.num_draft_tokens += num_drafts
+            use.num_accepted_draft_tokens += num_accepted
+            if reason == by.reason:
+                use.expected_sum += by.expected_tokens_per_s
+                use.num_tokens += len(origins)
+                use.ms += by.round_ms
             if drafter:
                 self._drafters[drafter] = None
 
@@ -88,12 +119,8 @@ class StreamStatistics:
             num_plain_tokens=self._origins[Origin.PLAIN],
             num_correction_tokens=self._origins[Origin.CORRECTION],
             num_bonus_tokens=self._origins[Origin.BONUS],
-            drafter_uses=tuple(
-                DrafterUse(
-                    drafter, reason, use["num_rounds"], use["num_draft_tokens"], use["num_accepted_draft_tokens"]
-                )
-                for (drafter, reason), use in self._uses.items()
-            ),
+            drafter_uses=tuple(use.told(drafter, reason) for (drafter, reason), use in self._uses.items()),
+            drafter_outlooks=self.outlooks,
         )
 
     def timings(self, total_ms: float) -> Timings:

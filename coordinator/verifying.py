@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
+from coordinator.gamma.policy import Candidate, Choice
 from coordinator.links import TargetLink, Timed
 from coordinator.stream import Stream
 from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable
@@ -35,6 +36,9 @@ class TargetPool(Protocol):
     def disconnect(self, link: TargetLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
 
+    def target_candidates(self, link: TargetLink) -> tuple[Candidate, ...]:
+        """Drafters inside that worker."""
+
 
 class TargetSide:
     """Opens, asks, and opens elsewhere. Errors that another worker would repeat go to the client."""
@@ -46,6 +50,14 @@ class TargetSide:
         self._failed: set[str] = set()
         self._num_losses = 0
         self._epoch = 0
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Drafters of the worker that has the stream now, the request's choice considered."""
+        if self._link is None or not self._stream.request.max_draft_tokens:
+            return ()
+        named = self._stream.request.drafter
+        return tuple(c for c in self._pool.target_candidates(self._link) if named in ("", c.name))
 
     async def open(self) -> Timed:
         """The first token, from the first worker that gives it."""
@@ -61,10 +73,12 @@ class TargetSide:
         except OutriderError as error:
             raise _lost_or(error) from None
 
-    async def decode(self, credit_tokens: int) -> AsyncGenerator[Timed, None]:
+    async def decode(self, choice: Choice) -> AsyncGenerator[Timed, None]:
+        """Step by step, with drafts of the worker's own where the choice names one of its drafters."""
         assert self._link is not None
+        drafts = (choice.drafter, choice.num_draft_tokens) if choice.num_draft_tokens else ("", 0)
         try:
-            async with aclosing(self._link.decode(credit_tokens)) as verdicts:
+            async with aclosing(self._link.decode(choice.credit_tokens, *drafts)) as verdicts:
                 async for timed in verdicts:
                     yield timed
         except OutriderError as error:

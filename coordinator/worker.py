@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import grpc
 
-from coordinator.gamma.estimates import Median
+from coordinator.gamma.costs import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
 from outrider.serving.channel import open_channel

@@ -367,7 +367,8 @@ def _read(cls: type[T], message: Any, **given: Any) -> T:
 
 def _read_speculation(message: generation_pb2.SpeculationStats) -> results.Speculation:
     uses = tuple(_read(results.DrafterUse, use) for use in message.drafter_uses)
-    return _read(results.Speculation, message, drafter_uses=uses)
+    outlooks = tuple(_read(results.DrafterOutlook, outlook) for outlook in message.drafter_outlooks)
+    return _read(results.Speculation, message, drafter_uses=uses, drafter_outlooks=outlooks)
 
 
 def _read_event(response: generation_pb2.GenerateResponse) -> Event:

@@ -96,13 +96,29 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class DrafterUse:
-    """Rounds in which `drafter` (empty: plain rounds) was used for one reason, and what came of its drafts."""
+    """Rounds in which `drafter` (empty: plain rounds) was used for one reason, and what came of its drafts.
+
+    expected_tokens_per_s: what it was chosen for, the mean over its rounds; 0: not chosen by expectation. tokens_per_s:
+    what its rounds gave, from choice to commit; 0: not measured (drafts after another's chain).
+    """
 
     drafter: str
     reason: str
     num_rounds: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
+    expected_tokens_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOutlook:
+    """What `drafter` (empty: plain decoding) promised when it was last weighed against the others, with the number of
+    drafts that pays most."""
+
+    drafter: str
+    num_draft_tokens: int
+    expected_tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +142,7 @@ class Speculation:
     num_correction_tokens: int
     num_bonus_tokens: int
     drafter_uses: tuple[DrafterUse, ...] = ()
+    drafter_outlooks: tuple[DrafterOutlook, ...] = ()
 
     @property
     def num_steps(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,8 @@ from tree_law import Drawn
 
 from coordinator.drafting import Drafted
 from coordinator.gamma.adaptive import AdaptiveGamma
-from coordinator.gamma.estimates import PairEstimates
-from coordinator.gamma.policy import Choice, GammaPolicy, RoundReport
+from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
+from coordinator.gamma.shared import PairEstimates
 from coordinator.links import Timed
 from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.request import ResolvedRequest
@@ -36,9 +36,10 @@ from outrider.serving import convert
 from outrider.serving.messages import Verdict
 from outrider.serving.session_calls import SealedProposal, _sealed
 from outrider.settings import CoordinatorSettings
-from target_worker.acceptance import draft_q
+from target_worker.acceptance import draft_q, soft_acceptance
 
 Ids = tuple[int, ...]
+MODEL = Candidate("model")
 Weighted = list[tuple[Any, float]]
 
 
@@ -102,6 +103,10 @@ class FakeDraft:
     patience_tokens: int = 2
     num_drafted: int = 0
 
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(map(Candidate, self.drafters))
+
     def open_soon(self) -> None:
         pass
 
@@ -118,38 +123,38 @@ class FakeDraft:
 
     def proposals(self, prefix: Ids, num_tokens: int) -> Weighted:
         """(proposal, probability) of all that may be drawn: here, chains of samples."""
-        return [
-            (
-                Proposal(
-                    drafts, tuple(self.pair.q((*prefix, *drafts[:i])) for i in range(len(drafts))), drafter="model"
-                ),
-                mass,
-            )
-            for drafts, mass in self._chains(prefix, num_tokens)
-        ]
+        return sampled_chains(self.pair, prefix, num_tokens, "model")
 
-    def _chains(self, prefix: Ids, num_tokens: int) -> Iterator[tuple[Ids, float]]:
-        chains: Weighted = [((), 1.0)]
-        for _ in range(num_tokens):
-            chains = [
-                ((*chain, int(x)), mass * int(count) / Q_TOTAL)
-                for chain, mass in chains
-                for q in [self.pair.q((*prefix, *chain))]
-                for x, count in zip(q.ids, q.counts, strict=True)
-            ]
-        yield from chains
+
+def sampled_chains(pair: Pair, prefix: Ids, num_tokens: int, drafter: str) -> Weighted:
+    """(proposal, probability) of all chains that may be drawn from q."""
+    chains: Weighted = [((), 1.0)]
+    for _ in range(num_tokens):
+        chains = [
+            ((*chain, int(x)), mass * int(count) / Q_TOTAL)
+            for chain, mass in chains
+            for q in [pair.q((*prefix, *chain))]
+            for x, count in zip(q.ids, q.counts, strict=True)
+        ]
+    return [
+        (Proposal(drafts, tuple(pair.q((*prefix, *drafts[:i])) for i in range(len(drafts))), drafter=drafter), mass)
+        for drafts, mass in chains
+    ]
 
 
 @dataclass
 class FakeTarget:
-    """A target whose decisions are questions, with the chances of the shipped acceptance functions."""
+    """A target whose decisions are questions, with the chances of the shipped acceptance functions. `candidates` are
+    its own drafters: chains sampled from q."""
 
     stream: Stream
     pair: Pair
     script: Script
     rule: AcceptanceRule
+    candidates: tuple[Candidate, ...] = ()
     num_drafted: int = 0
     num_local: int = 0
+    num_own: int = 0
     _stopped: bool = False
 
     async def open(self) -> Timed:
@@ -159,13 +164,28 @@ class FakeTarget:
         proposal = convert.proposal_from_pb(sealed.message) if sealed.message is not None else Proposal()
         return self._commit(proposal)
 
-    async def decode(self, credit_tokens: int) -> Any:
+    async def decode(self, choice: Choice) -> Any:
         self._stopped = False
-        for _ in range(credit_tokens):
+        credit_tokens = choice.credit_tokens
+        while credit_tokens > 0:
             stopped = self._stopped
-            yield self._commit(Proposal())
+            timed = self._own_step(choice, credit_tokens)
+            credit_tokens -= len(timed.verdict.committed_ids)
+            yield timed
             if stopped:
                 return
+
+    def _own_step(self, choice: Choice, credit_tokens: int) -> Timed:
+        num_tokens = min(choice.num_draft_tokens, credit_tokens - 1, self.stream.num_remaining_tokens - 1)
+        if num_tokens < 1:
+            return self._commit(Proposal())
+        prefix = (*self.stream.log.prompt_ids, *self.stream.log.output_ids)
+        proposal = self.script.answer(lambda: sampled_chains(self.pair, prefix, num_tokens, choice.drafter))
+        timed = self._commit(proposal)
+        self.num_own += len(proposal)
+        return dataclasses.replace(
+            timed, verdict=dataclasses.replace(timed.verdict, drafted_ids=proposal.token_ids, draft_us=500)
+        )
 
     async def stop_decoding(self) -> None:
         self._stopped = True
@@ -185,9 +205,17 @@ class FakeTarget:
             origins=origins[:room],
             num_accepted=min(num_drafts, room),
             num_draft_tokens=len(proposal),
+            soft_acceptances=self._soft_acceptances(prefix, proposal) if proposal.is_chain else b"",
             finish=Finish.LENGTH if len(ids) >= room else Finish.NONE,
         )
         return Timed(verdict, 1.0)
+
+    def _soft_acceptances(self, prefix: Ids, proposal: Proposal) -> bytes:
+        """Past the first rejection too: what is decided by them must leave the law alone."""
+        drafts = proposal.token_ids
+        return bytes(
+            soft_acceptance(self.pair.p((*prefix, *drafts[:i])), draft_q(proposal, i)) for i in range(len(drafts))
+        )
 
     def _outcomes(self, prefix: Ids, proposal: Proposal) -> Weighted:
         """((drafts that stand, the token after them), probability)."""
@@ -229,7 +257,8 @@ def warm_policy(
     for _ in range(4):
         policy.observe(
             RoundReport(
-                choice=Choice("model", 2, "warm-up"), num_draft_tokens=2, num_accepted=accept, num_committed=accept + 1,
+                choice=Choice("model", 2, "warm-up", candidate=MODEL),
+                num_draft_tokens=2, num_accepted=accept, num_committed=accept + 1,
                 draft_ms=2 * draft_ms, verify_ms=verify_ms + 2 * row_ms, round_ms=2 * draft_ms + verify_ms + 2 * row_ms,
             )
         )  # fmt: skip
@@ -258,6 +287,7 @@ class World:
     max_drafts: int = 2
     fixed: int | None = None
     drafters: tuple[str, ...] = ("model",)
+    inside: tuple[Candidate, ...] = ()
     is_late: Callable[[int], bool] = lambda length: False
     past: Sequence[Ids] = ()
     corrections: Sequence[tuple[Ids, int]] = ()
@@ -312,7 +342,7 @@ class World:
             memory.corrections.learn(memory.scope(stream), context, token_id)
         script = Script(answers)
         draft = self.make_draft(stream, self.pair, script, self.is_late, self.drafter in ("", "model"), self.drafters)
-        target = FakeTarget(stream, self.pair, script, self.rule)
+        target = FakeTarget(stream, self.pair, script, self.rule, self.inside)
         local, outbox, policy = LocalDrafts(stream, memory), _Steps(), Timeless(self.policy())
         loop: Any = self.make_loop(stream, target, draft, local, policy, outbox, 0.0)  # type: ignore[arg-type]
         await loop.run()
@@ -336,6 +366,9 @@ class Timeless:
 
     def num_continued(self, *args: Any) -> int:
         return self.policy.num_continued(*args)
+
+    def outlooks(self) -> Any:
+        return self.policy.outlooks()
 
     def observe(self, report: RoundReport) -> None:
         num = max(1, report.num_committed) if not report.choice.num_draft_tokens else 1

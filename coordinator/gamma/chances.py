@@ -27,9 +27,9 @@ class Chances:
         right, seen = self._seen.get(evidence, (0.0, 0.0))
         return (right + PRIOR_WEIGHT * lean) / (seen + PRIOR_WEIGHT)
 
-    def observe(self, evidence: Evidence, was_right: bool) -> None:
-        """The prior sees it too."""
+    def observe(self, evidence: Evidence, was_right: float, weight: float = 1.0) -> None:
+        """was_right: whether it was, or the chance that the target itself gave it. The prior sees it too."""
         right, seen = self._seen.get(evidence, (0.0, 0.0))
-        self._seen[evidence] = (right * self._decay + was_right, seen * self._decay + 1)
+        self._seen[evidence] = (right * self._decay + weight * was_right, seen * self._decay + weight)
         if self._prior is not None:
-            self._prior.observe(evidence, was_right)
+            self._prior.observe(evidence, was_right, weight)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.gamma.policy import Choice, RoundReport
+from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from outrider.drafting.guess import Guess
+from outrider.results import DrafterOutlook
 
 LOOK_AGAIN_TOKENS = 4
 """A plain run without a guess at its start is also ended by one; but a fast target has finished it by then."""
@@ -15,27 +16,39 @@ class FixedGamma:
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
+        self._is_drafted = False
 
     def choose(
-        self, max_draft_tokens: int, max_credit_tokens: int, drafters: tuple[str, ...], guesses: tuple[Guess, ...] = ()
+        self,
+        max_draft_tokens: int,
+        max_credit_tokens: int,
+        candidates: tuple[Candidate, ...],
+        guesses: tuple[Guess, ...] = (),
     ) -> Choice:
+        self._is_drafted = False
         if not self._num_draft_tokens:
             return Choice("", 0, "off", max_credit_tokens)
         num_draft_tokens = min(self._num_draft_tokens, max_draft_tokens)
         if not num_draft_tokens:
             return Choice("", 0, "no-room", min(1, max_credit_tokens))
-        if drafters:
-            return Choice(drafters[0], num_draft_tokens, "fixed")
+        if candidates:
+            self._is_drafted, first = True, candidates[0]
+            credit_tokens = max_credit_tokens if first.on_target else 0
+            return Choice(first.name, first.cap(num_draft_tokens), "fixed", credit_tokens, first)
         if not guesses:
             return Choice("", 0, "no-match", min(LOOK_AGAIN_TOKENS, max_credit_tokens))
         best = max(guesses, key=lambda guess: guess.expected_accepted(num_draft_tokens))
         return Choice(best.drafter, min(num_draft_tokens, len(best)), "fixed")
 
     def interrupts(self, guesses: tuple[Guess, ...]) -> bool:
-        return bool(guesses) and self._num_draft_tokens > 0
+        """Plain runs only."""
+        return bool(guesses) and self._num_draft_tokens > 0 and not self._is_drafted
 
     def num_continued(self, choice: Choice, num_drafted: int, guess: Guess) -> int:
         return 0
 
     def observe(self, report: RoundReport) -> None:
         pass
+
+    def outlooks(self) -> tuple[DrafterOutlook, ...]:
+        return ()

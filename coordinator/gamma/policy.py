@@ -6,24 +6,59 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.drafting.guess import Guess
+from outrider.results import DrafterOutlook
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drafter that can be asked now: of a draft worker, whose `model` is a fingerprint, or inside the target, where a
+    draft costs no message and rounds go on without a round trip between them. `max_draft_tokens` 0: as many as wanted.
+    """
+
+    name: str
+    model: str = ""
+    on_target: bool = False
+    max_draft_tokens: int = 0
+
+    @property
+    def key(self) -> str:
+        """What is learnt under this name is true of the drafter and the model behind it."""
+        return f"{'target' if self.on_target else 'draft'}:{self.name}:{self.model}"
+
+    def cap(self, max_draft_tokens: int) -> int:
+        """Drafts that a round of it may carry."""
+        return min(self.max_draft_tokens or max_draft_tokens, max_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One round. `num_draft_tokens` 0 is plain decoding: then up to `credit_tokens` tokens without a draft call."""
+    """One round. `num_draft_tokens` 0 is plain decoding: then up to `credit_tokens` tokens without a draft call.
+
+    `candidate`: who drafts; None: nobody, or a local drafter. One on the target drafts `num_draft_tokens` at each step
+    of a run of up to `credit_tokens` tokens. `expected_tokens_per_s`: what it was chosen for; 0: not by expectation.
+    """
 
     drafter: str
     num_draft_tokens: int
     reason: str
     credit_tokens: int = 0
+    candidate: Candidate | None = None
+    expected_tokens_per_s: float = 0.0
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the target goes on by itself, step by step."""
+        return not self.num_draft_tokens or (self.candidate is not None and self.candidate.on_target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """What a round did and took. A plain run of several tokens is one report; times in ms, summed over it.
+    """What a round did and took. A plain run of several tokens is one report, a run that the target drafts for one a
+    step; times in ms, summed over it.
 
     `is_local`: its drafts were a guess at hand, nobody was asked. `num_draft_tokens`: drafts checked, the last
-    `num_local` of them a local drafter's: after the chosen one's, or instead of them when they were late. `ended`: the
+    `num_local` of them a local drafter's: after the chosen one's, or instead of them when they were late.
+    `soft_acceptances`: one byte per draft, see `Verdict`; empty: not told, or the drafts were a tree. `ended`: the
     stream ended with it, so that a missing acceptance is no rejection. `draft_ms` and `verify_ms` are the workers' own
     times, queues included; networks are round trips less those. `wait_ms`: time lost to a proposal that came too late,
     or never.
@@ -35,6 +70,7 @@ class RoundReport:
     num_local: int = 0
     num_accepted: int = 0
     num_committed: int = 0
+    soft_acceptances: bytes = b""
     ended: bool = False
     draft_ms: float = 0.0
     draft_network_ms: float = 0.0
@@ -53,13 +89,18 @@ class GammaPolicy(Protocol):
     """One per stream."""
 
     def choose(
-        self, max_draft_tokens: int, max_credit_tokens: int, drafters: tuple[str, ...], guesses: tuple[Guess, ...] = ()
+        self,
+        max_draft_tokens: int,
+        max_credit_tokens: int,
+        candidates: tuple[Candidate, ...],
+        guesses: tuple[Guess, ...] = (),
     ) -> Choice:
-        """The next round. Never more drafts or credit than given; `drafters` are those that can be asked now, `guesses`
-        what local drafters have at hand. A drafter that samples is chosen before anybody has seen its sample."""
+        """The next round. Never more drafts or credit than given; `candidates` are those that can be asked now,
+        `guesses` what local drafters have at hand. A drafter that samples is chosen before anybody has seen its sample.
+        """
 
     def interrupts(self, guesses: tuple[Guess, ...]) -> bool:
-        """Whether a run of plain decoding should end because one of these is better."""
+        """Whether a run of the target by itself should end because one of these is better."""
 
     def num_continued(self, choice: Choice, num_drafted: int, guess: Guess) -> int:
         """How many tokens of a guess to verify after a chain of `num_drafted` drafts. One-hot tokens after a sampled
@@ -67,3 +108,6 @@ class GammaPolicy(Protocol):
 
     def observe(self, report: RoundReport) -> None:
         """A round that `choose` decided has ended."""
+
+    def outlooks(self) -> tuple[DrafterOutlook, ...]:
+        """Of everyone who could be chosen last, the best first; none where nothing is chosen by expectation."""

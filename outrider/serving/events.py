@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from outrider.results import Chunk, Complete, DrafterUse, Logprobs, Speculation, Started, Step, Timings, Usage
+from outrider.results import (
+    Chunk,
+    Complete,
+    DrafterOutlook,
+    DrafterUse,
+    Logprobs,
+    Speculation,
+    Started,
+    Step,
+    Timings,
+    Usage,
+)
 from outrider.serving.session_calls import SealedPromptLogprobs
 from outrider.v1 import common_pb2, generation_pb2
 
@@ -53,8 +64,12 @@ def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
 
 
 def _speculation(speculation: Speculation) -> generation_pb2.SpeculationStats:
-    message = _same_names(generation_pb2.SpeculationStats, dataclasses.replace(speculation, drafter_uses=()))
+    flat = dataclasses.replace(speculation, drafter_uses=(), drafter_outlooks=())
+    message = _same_names(generation_pb2.SpeculationStats, flat)
     message.drafter_uses.extend(_same_names(generation_pb2.DrafterUse, use) for use in speculation.drafter_uses)
+    message.drafter_outlooks.extend(
+        _same_names(generation_pb2.DrafterOutlook, outlook) for outlook in speculation.drafter_outlooks
+    )
     return message
 
 
@@ -67,6 +82,8 @@ def _logprobs(logprobs: Logprobs) -> common_pb2.TokenLogprobs:
     )
 
 
-def _same_names(message_type: Any, value: Started | Step | Usage | Timings | Speculation | DrafterUse) -> Any:
+def _same_names(
+    message_type: Any, value: Started | Step | Usage | Timings | Speculation | DrafterUse | DrafterOutlook
+) -> Any:
     """A message from a dataclass whose fields are called alike."""
     return message_type(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

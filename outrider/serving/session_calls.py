@@ -5,6 +5,7 @@ A proposal passes from draft to target worker unopened: the coordinator needs it
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,14 @@ def continued(chain: SealedProposal, token_ids: Sequence[int]) -> SealedProposal
         message.q_sizes.extend([0] * len(token_ids))
     message.ClearField("confidences")
     return _sealed(message)
+
+
+def own_drafts(verdict: Verdict, drafter: str) -> SealedProposal:
+    """What the target drafted by itself in that round: nothing of it has crossed as a proposal."""
+    proposal = Proposal(
+        verdict.drafted_ids, drafter=drafter, compute_us=verdict.draft_us, parents=verdict.drafted_parents
+    )
+    return dataclasses.replace(_sealed(convert.proposal_to_pb(proposal)), num_bytes=0)
 
 
 def draft_open(opening: DraftOpening) -> Any:

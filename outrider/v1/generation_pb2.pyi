@@ -278,7 +278,7 @@ class RequestTimings(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., time_to_first_token_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "gamma_histogram", "num_draft_tokens_per_pos", "num_accepted_tokens_per_pos", "num_dropped_proposals", "num_draft_failures", "drafters", "num_proposal_bytes", "num_plain_tokens", "num_correction_tokens", "num_bonus_tokens", "drafter_uses")
+    __slots__ = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "gamma_histogram", "num_draft_tokens_per_pos", "num_accepted_tokens_per_pos", "num_dropped_proposals", "num_draft_failures", "drafters", "num_proposal_bytes", "num_plain_tokens", "num_correction_tokens", "num_bonus_tokens", "drafter_uses", "drafter_outlooks")
     NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +296,7 @@ class SpeculationStats(_message.Message):
     NUM_CORRECTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BONUS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_USES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_OUTLOOKS_FIELD_NUMBER: _ClassVar[int]
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -313,21 +314,36 @@ class SpeculationStats(_message.Message):
     num_correction_tokens: int
     num_bonus_tokens: int
     drafter_uses: _containers.RepeatedCompositeFieldContainer[DrafterUse]
-    def __init__(self, num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., gamma_histogram: _Optional[_Iterable[int]] = ..., num_draft_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_dropped_proposals: _Optional[int] = ..., num_draft_failures: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., num_proposal_bytes: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_correction_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., drafter_uses: _Optional[_Iterable[_Union[DrafterUse, _Mapping]]] = ...) -> None: ...
+    drafter_outlooks: _containers.RepeatedCompositeFieldContainer[DrafterOutlook]
+    def __init__(self, num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., gamma_histogram: _Optional[_Iterable[int]] = ..., num_draft_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_dropped_proposals: _Optional[int] = ..., num_draft_failures: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., num_proposal_bytes: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_correction_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., drafter_uses: _Optional[_Iterable[_Union[DrafterUse, _Mapping]]] = ..., drafter_outlooks: _Optional[_Iterable[_Union[DrafterOutlook, _Mapping]]] = ...) -> None: ...
 
 class DrafterUse(_message.Message):
-    __slots__ = ("drafter", "reason", "num_rounds", "num_draft_tokens", "num_accepted_draft_tokens")
+    __slots__ = ("drafter", "reason", "num_rounds", "num_draft_tokens", "num_accepted_draft_tokens", "expected_tokens_per_s", "tokens_per_s")
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     drafter: str
     reason: str
     num_rounds: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
-    def __init__(self, drafter: _Optional[str] = ..., reason: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...
+    expected_tokens_per_s: float
+    tokens_per_s: float
+    def __init__(self, drafter: _Optional[str] = ..., reason: _Optional[str] = ..., num_rounds: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., expected_tokens_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+
+class DrafterOutlook(_message.Message):
+    __slots__ = ("drafter", "num_draft_tokens", "expected_tokens_per_s")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    num_draft_tokens: int
+    expected_tokens_per_s: float
+    def __init__(self, drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., expected_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ("model",)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import pytest
 from conftest import scaled
 
+from coordinator.gamma.acceptance import Acceptance
 from coordinator.gamma.adaptive import AdaptiveGamma
-from coordinator.gamma.estimates import PairEstimates, Survival, VerifyCost
+from coordinator.gamma.costs import VERIFY_SLOPE, LineCost
 from coordinator.gamma.fixed import FixedGamma
-from coordinator.gamma.policy import Choice, GammaPolicy, RoundReport
+from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
+from coordinator.gamma.shared import PairEstimates
 
 CAP = 8
+MODEL, LOOKUP = Candidate("model"), Candidate("lookup")
 
 
 @dataclass
@@ -28,7 +31,7 @@ class World:
     lookup_accept: float = 0.9
     decay_by_position: float = 1.0
 
-    def play(self, policy: GammaPolicy, num_tokens: int, rng: random.Random, drafters: tuple[str, ...]) -> float:
+    def play(self, policy: GammaPolicy, num_tokens: int, rng: random.Random, drafters: tuple[Candidate, ...]) -> float:
         """Time to generate so many tokens."""
         done, clock = 0, 0.0
         while done < num_tokens:
@@ -75,10 +78,10 @@ class World:
         )
 
 
-def best_fixed(world: World, drafters: tuple[str, ...]) -> float:
+def best_fixed(world: World, drafters: tuple[Candidate, ...]) -> float:
     """Expected time per token of the best policy that always does the same."""
     times = [world.verify_ms + world.target_rtt_ms / 64]
-    for drafter in drafters:
+    for drafter in (candidate.name for candidate in drafters):
         match = world.lookup_match if drafter == "lookup" else 1.0
         accept = world.lookup_accept if drafter == "lookup" else world.accept
         for gamma in range(1, CAP + 1):
@@ -105,17 +108,15 @@ def test_the_adaptive_choice_comes_close_to_the_best_fixed_one() -> None:
     worlds = random.Random(5).sample(WORLDS, scaled(len(WORLDS), at_least=12))
     num_tokens = 10_000
     for world in worlds:
-        best = num_tokens * best_fixed(world, ("model",))
+        best = num_tokens * best_fixed(world, (MODEL,))
         policy = AdaptiveGamma(PairEstimates(), CAP)
-        assert world.play(policy, num_tokens, random.Random(9), ("model",)) <= 1.05 * best, world
+        assert world.play(policy, num_tokens, random.Random(9), (MODEL,)) <= 1.05 * best, world
 
 
 def test_speculation_costs_next_to_nothing_where_it_cannot_pay() -> None:
     for world in (World(accept=0.0), World(draft_ms=100), World(accept=0.1, draft_rtt_ms=300)):
         plain = world.play(FixedGamma(0), 4000, random.Random(1), ())
-        assert (
-            world.play(AdaptiveGamma(PairEstimates(), CAP), 4000, random.Random(2), ("model", "lookup")) <= plain / 0.97
-        )
+        assert world.play(AdaptiveGamma(PairEstimates(), CAP), 4000, random.Random(2), (MODEL, LOOKUP)) <= plain / 0.97
 
 
 def test_gamma_goes_to_zero_and_comes_back_when_drafts_pay_again() -> None:
@@ -124,7 +125,7 @@ def test_gamma_goes_to_zero_and_comes_back_when_drafts_pay_again() -> None:
     def share_of_drafts(num_tokens: int) -> float:
         done = drafted = 0
         while done < num_tokens:
-            report = world.round(policy.choose(CAP, 64, ("model",)), rng)
+            report = world.round(policy.choose(CAP, 64, (MODEL,)), rng)
             policy.observe(report)
             done += report.num_committed
             drafted += report.num_committed if report.choice.num_draft_tokens else 0
@@ -154,26 +155,26 @@ def test_gamma_goes_to_zero_and_comes_back_when_drafts_pay_again() -> None:
 )
 def test_auto_finds_the_better_drafter(world: World, winner: str) -> None:
     num_tokens = 10_000
-    best = num_tokens * best_fixed(world, ("model", "lookup"))
+    best = num_tokens * best_fixed(world, (MODEL, LOOKUP))
     policy = AdaptiveGamma(PairEstimates(), CAP)
-    assert world.play(policy, num_tokens, random.Random(3), ("model", "lookup")) <= 1.04 * best
-    tally = [policy.choose(CAP, 64, ("model", "lookup"))]
+    assert world.play(policy, num_tokens, random.Random(3), (MODEL, LOOKUP)) <= 1.04 * best
+    tally = [policy.choose(CAP, 64, (MODEL, LOOKUP))]
     for _ in range(50):
         policy.observe(world.round(tally[-1], random.Random(len(tally))))
-        tally.append(policy.choose(CAP, 64, ("model", "lookup")))
+        tally.append(policy.choose(CAP, 64, (MODEL, LOOKUP)))
     assert sum(choice.drafter == winner for choice in tally) > 40
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_survival_is_unbiased_where_accepted_over_proposed_is_not(gamma: int) -> None:
     chances = [0.9, 0.8, 0.6, 0.6, 0.5, 0.5, 0.4, 0.4]
-    rng, survival = random.Random(6), Survival(decay=1.0)
+    rng, survival = random.Random(6), Acceptance(decay=1.0)
     accepted = proposed = 0
     for _ in range(20_000):
         count = 0
         while count < gamma and rng.random() < chances[count]:
             count += 1
-        survival.observe(gamma, count)
+        survival.observe([1.0] * count + [0.0] * (count < gamma), count)
         accepted, proposed = accepted + count, proposed + gamma
     reached = 1.0
     for estimate, chance in zip(survival.hazards()[:gamma], chances, strict=False):
@@ -185,7 +186,7 @@ def test_survival_is_unbiased_where_accepted_over_proposed_is_not(gamma: int) ->
 
 
 def test_one_slow_call_moves_no_cost() -> None:
-    cost = VerifyCost()
+    cost = LineCost(VERIFY_SLOPE)
     for _ in range(20):
         cost.observe(4, 10.0)
     cost.observe(4, 5000.0)
@@ -193,7 +194,7 @@ def test_one_slow_call_moves_no_cost() -> None:
 
 
 def test_verify_cost_follows_the_rows() -> None:
-    cost = VerifyCost()
+    cost = LineCost(VERIFY_SLOPE)
     for gamma in (0, 4):
         for _ in range(5):
             cost.observe(gamma, 10.0 + gamma)
@@ -206,9 +207,9 @@ def test_no_choice_exceeds_what_is_allowed() -> None:
     for policy in (FixedGamma(5), FixedGamma(0), AdaptiveGamma(PairEstimates(), 6)):
         for _ in range(300):
             max_drafts, credit = rng.randrange(0, 9), rng.randrange(1, 20)
-            drafters = rng.choice([(), ("model",), ("model", "lookup")])
+            drafters = rng.choice([(), (MODEL,), (MODEL, LOOKUP)])
             choice = policy.choose(max_drafts, credit, drafters)
             assert choice.num_draft_tokens <= min(max_drafts, 6)
-            assert choice.num_draft_tokens == 0 or choice.drafter in drafters
+            assert choice.num_draft_tokens == 0 or choice.candidate in drafters
             assert choice.num_draft_tokens > 0 or 1 <= choice.credit_tokens <= credit
             policy.observe(world.round(choice, rng))

@@ -11,7 +11,7 @@ from loop_law import warm_policy
 
 from coordinator.gamma.chances import Chances
 from coordinator.gamma.fixed import FixedGamma
-from coordinator.gamma.policy import Choice, RoundReport
+from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.request import ResolvedRequest
 from coordinator.statistics import Drafting
@@ -20,11 +20,13 @@ from coordinator.text.tokenizer import ToyCodec
 from outrider.drafting.guess import OWN, Evidence, Guess
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from outrider.serving.messages import Verdict
 from outrider.settings import CoordinatorSettings
 
 PROMPT = (5, 6, 7, 1, 2, 3, 4, 8, 1, 2)
 SETTINGS = CoordinatorSettings()
 GREEDY = SamplingParams(temperature=0.0)
+MODEL = Candidate("model")
 SURE, UNSURE = Evidence(OWN, 16, 3), Evidence(OWN, 1, 0)
 
 
@@ -172,6 +174,24 @@ def test_guesses_are_judged_by_what_was_committed_up_to_the_first_miss() -> None
     assert chances.chance(guess.evidence[2]) == pytest.approx(guess.evidence[2].prior_chance())
 
 
+def test_guesses_are_judged_by_rows_past_a_rejection_too() -> None:
+    """The model drafted what was guessed, the target said otherwise at the second token, and told what it would have
+    said after it."""
+    memory, of = LocalMemory(SETTINGS), stream(drafter="suffix")
+    drafts = local(memory, of)
+    (guess,) = drafts.guesses(4)
+    of.log.append((3, 9))
+    header = of.log.header(1, of.log.length - 2)
+    verdict = Verdict(header=header, committed_ids=(3, 9), origins=(), row_choices=(3, 9, 8, 7))
+    drafts.committed((3, 4, 8), verdict)
+    chances = memory.chances(of)
+    assert guess.token_ids == (3, 4, 8, 1)
+    moved = [chances.chance(e) - e.prior_chance() for e in guess.evidence]
+    assert moved[0] > 0 > moved[1]
+    assert 0 < moved[2] < moved[0], "right, on a path that was not taken"
+    assert moved[3] < 0, "after the last draft the target would have said 7"
+
+
 def guess_of(chance: float, num_tokens: int = 4) -> Guess:
     return Guess("suffix", tuple(range(num_tokens)), (SURE,) * num_tokens, (chance,) * num_tokens)
 
@@ -180,14 +200,14 @@ def test_the_better_of_model_and_guess_is_chosen_by_tokens_per_ms() -> None:
     policy = warm_policy(draft_ms=1.0, accept=1, cap=8)
     for _ in range(30):
         policy.observe(
-            RoundReport(choice=Choice("model", 3, "best"), num_draft_tokens=3, num_accepted=1, num_committed=2,
-                        draft_ms=3.0, verify_ms=10.3, round_ms=13.3)
+            RoundReport(choice=Choice("model", 3, "best", candidate=MODEL), num_draft_tokens=3,
+                        num_accepted=1, num_committed=2, draft_ms=3.0, verify_ms=10.3, round_ms=13.3)
         )  # fmt: skip
-    sure = policy.choose(8, 64, ("model",), (guess_of(0.95),))
+    sure = policy.choose(8, 64, (MODEL,), (guess_of(0.95),))
     assert (sure.drafter, sure.num_draft_tokens, sure.reason) == ("suffix", 4, "match")
-    unsure = policy.choose(8, 64, ("model",), (guess_of(0.05),))
+    unsure = policy.choose(8, 64, (MODEL,), (guess_of(0.05),))
     assert (unsure.drafter, unsure.reason) == ("model", "best")
-    assert policy.choose(2, 64, ("model",), (guess_of(0.95),)).num_draft_tokens == 2
+    assert policy.choose(2, 64, (MODEL,), (guess_of(0.95),)).num_draft_tokens == 2
     assert policy.choose(8, 64, (), (guess_of(0.95),)).drafter == "suffix"
     assert policy.interrupts((guess_of(0.95),))
     assert not policy.interrupts((guess_of(0.0),))
@@ -202,16 +222,16 @@ def test_rows_that_cost_are_not_spent_on_a_doubtful_guess() -> None:
 
 def test_a_chain_goes_on_where_a_guess_is_worth_its_rows() -> None:
     policy = warm_policy(draft_ms=0.1, accept=2, cap=4)
-    choice = policy.choose(8, 64, ("model",), ())
+    choice = policy.choose(8, 64, (MODEL,), ())
     assert choice.drafter == "model"
     assert policy.num_continued(choice, choice.num_draft_tokens, guess_of(0.99)) == 4
     assert policy.num_continued(choice, choice.num_draft_tokens, guess_of(0.0)) == 0
-    assert policy.num_continued(Choice("model", 2, "probe"), 2, guess_of(0.99)) in (0, 4)
+    assert policy.num_continued(Choice("model", 2, "probe", candidate=MODEL), 2, guess_of(0.99)) in (0, 4)
 
 
 def test_a_fixed_number_uses_guesses_only_while_nobody_can_be_asked() -> None:
     policy = FixedGamma(3)
-    assert policy.choose(8, 64, ("model",), (guess_of(0.9),)) == Choice("model", 3, "fixed")
+    assert policy.choose(8, 64, (MODEL,), (guess_of(0.9),)) == Choice("model", 3, "fixed", candidate=MODEL)
     assert policy.choose(8, 64, (), (guess_of(0.1, 2), guess_of(0.9))) == Choice("suffix", 3, "fixed")
     assert policy.choose(8, 64, (), ()).reason == "no-match"
     assert FixedGamma(0).choose(8, 64, (), (guess_of(0.9),)).num_draft_tokens == 0

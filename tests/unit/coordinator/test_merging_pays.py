@@ -10,11 +10,12 @@ from conftest import scaled
 
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.chances import Chances
-from coordinator.gamma.estimates import PairEstimates
-from coordinator.gamma.policy import Choice, RoundReport
+from coordinator.gamma.policy import Candidate, Choice, RoundReport
+from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import OWN, Evidence, Guess
 
 CAP = 8
+MODEL = Candidate("model")
 GOOD, BAD = Evidence(OWN, 7, 3), Evidence(OWN, 2, 1)
 
 
@@ -46,7 +47,7 @@ class World:
         while done < num_tokens:
             guesses, right = self.guess(chances)
             offered = guesses if local else ()
-            choice = policy.choose(CAP, 4, ("model",) if model else (), offered)
+            choice = policy.choose(CAP, 4, (MODEL,) if model else (), offered)
             report = self.round(choice, choice.drafter == "suffix", right)
             policy.observe(report)
             for guess in offered:  # judged by what was committed, used or not

@@ -1,0 +1,134 @@
+"""The objective: of everything that could be done next, committed tokens per ms. In one place, for every kind of round.
+
+rate(plan) = E[tokens committed] / E[ms], from how far this stream's drafts survive and what rounds of this model take:
+
+    plain             1 / (a token of a run)
+    a draft worker    (1 + s_1 + ... + s_γ) / (network + drafting γ + a round trip + verifying γ + 1 rows)
+    inside the target (1 + s_1 + ... + s_γ) / (drafting γ + verifying γ + 1 rows); a run's steps share its round trip
+    a guess at hand   (1 + its own tokens' chances) / (a round trip + verifying)
+
+s_i: chance that the first i drafts all stand. A guess is judged by its own tokens' chances, which are learnt whether it
+is used or not; so a merge is nothing but the better of the plans at this very place, and it is made before any drafter
+has drawn anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coordinator.gamma.acceptance import Acceptance
+from coordinator.gamma.policy import Candidate, Choice
+from coordinator.gamma.shared import PairEstimates
+from outrider.drafting.guess import Guess
+
+PLAIN_PROBE_TOKENS = 4
+PROBE_STEPS = 2
+MIN_RUN_TOKENS = 16
+ROUND_TRIP_SHARE = 0.02
+"""Of a run's time that its one round trip may take before the run is made longer."""
+MIN_GUESS_GAIN = 1.03
+"""Over what goes on without it: a guess that promises less is not worth its rows."""
+MIN_MS = 1e-6
+PLAIN = ""
+"""Key of plain decoding among the candidates'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a choice is expected to commit and to take: a round, or as much of a run as is worth its round trip."""
+
+    drafter: str
+    num_draft_tokens: int
+    tokens: float
+    ms: float
+    candidate: Candidate | None = None
+    is_guess: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.candidate.key if self.candidate is not None else self.drafter
+
+    @property
+    def rate(self) -> float:
+        """Tokens per ms."""
+        return self.tokens / max(MIN_MS, self.ms)
+
+    @property
+    def is_run(self) -> bool:
+        return self.choice("", 1).is_run
+
+    def loss_ms(self, best: Plan) -> float:
+        """Time lost when this is done once instead of the best."""
+        return max(0.0, self.ms - self.tokens / best.rate)
+
+    def choice(self, reason: str, credit_tokens: int) -> Choice:
+        """`credit_tokens` matter to runs alone."""
+        choice = Choice(self.drafter, self.num_draft_tokens, reason, credit_tokens, self.candidate, 1000 * self.rate)
+        return choice if choice.is_run else dataclasses.replace(choice, credit_tokens=0)
+
+
+class Objective:
+    """Of one stream."""
+
+    def __init__(self, shared: PairEstimates) -> None:
+        self._shared = shared
+        self._costs = shared.costs
+        self._acceptance: dict[str, Acceptance] = {}
+
+    def acceptance(self, candidate: Candidate) -> Acceptance:
+        """This stream's own, which begins with what its scope has seen."""
+        if candidate.key not in self._acceptance:
+            self._acceptance[candidate.key] = Acceptance(prior=self._shared.prior(candidate))
+        return self._acceptance[candidate.key]
+
+    def plain(self, credit_tokens: int) -> Plan:
+        return Plan(PLAIN, 0, PLAIN_PROBE_TOKENS, PLAIN_PROBE_TOKENS * max(MIN_MS, self._costs.plain_ms(credit_tokens)))
+
+    def best_of(self, candidate: Candidate, max_draft_tokens: int, credit_tokens: int) -> Plan:
+        """With the γ that pays most, 0 not among them."""
+        expected = self.acceptance(candidate).expected_tokens(candidate.cap(max_draft_tokens))
+        gammas = range(1, len(expected))
+        if candidate.on_target:
+            return _best(self._run(candidate, gamma, expected[gamma], credit_tokens) for gamma in gammas)
+        return _best(
+            Plan(candidate.name, gamma, expected[gamma], self._costs.round_ms(candidate, gamma), candidate)
+            for gamma in gammas
+        )
+
+    def guessed(self, guesses: Iterable[Guess], max_draft_tokens: int, instead_of: Plan) -> list[Plan]:
+        """The best of each guess, where it is more than the noise of costs above what else would be done."""
+        best = [
+            _best(
+                Plan(guess.drafter, n, 1 + guess.expected_accepted(n), self._costs.local_round_ms(n), is_guess=True)
+                for n in range(1, min(max_draft_tokens, len(guess)) + 1)
+            )
+            for guess in guesses
+        ]
+        return [plan for plan in best if plan.rate > MIN_GUESS_GAIN * instead_of.rate]
+
+    def num_continued(self, plan: Plan, num_drafted: int, guess: Guess) -> int:
+        """Tokens of a guess after the plan's own chain: as many as raise the plan's rate."""
+        assert plan.candidate is not None
+        reached = math.prod(self.acceptance(plan.candidate).hazards(num_drafted))
+        verify_ms = self._costs.verify_ms
+
+        def rate(num_tokens: int) -> float:
+            ms = plan.ms + verify_ms(num_drafted + num_tokens) - verify_ms(num_drafted)
+            return (plan.tokens + reached * guess.expected_accepted(num_tokens)) / max(MIN_MS, ms)
+
+        return max(range(len(guess) + 1), key=rate)
+
+    def run_tokens(self, plan: Plan) -> int:
+        """Of a run that the target drafts for: few, so that γ stays right, but enough for its round trip."""
+        return max(MIN_RUN_TOKENS, math.ceil(plan.rate * self._costs.verify_network.value() / ROUND_TRIP_SHARE))
+
+    def _run(self, candidate: Candidate, gamma: int, tokens: float, credit_tokens: int) -> Plan:
+        ms = self._costs.step_ms(candidate, gamma, credit_tokens / tokens)
+        return Plan(candidate.name, gamma, PROBE_STEPS * tokens, PROBE_STEPS * ms, candidate)
+
+
+def _best(plans: Iterable[Plan]) -> Plan:
+    return max(plans, key=lambda plan: plan.rate)

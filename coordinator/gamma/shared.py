@@ -1,0 +1,54 @@
+"""What streams leave to one another: costs by model, and how far drafts survive by pair of models and tenant."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from coordinator.gamma.acceptance import PRIOR_HAZARD, Acceptance
+from coordinator.gamma.costs import RoundCosts
+from coordinator.gamma.policy import Candidate
+
+MAX_SCOPES = 1024
+"""Tenants and kinds of sampling whose priors are kept; the least recently used go first."""
+
+
+class PairEstimates:
+    """What one stream starts from: the costs of its model, and the priors of its scope."""
+
+    def __init__(self, costs: RoundCosts | None = None) -> None:
+        self.costs = costs or RoundCosts()
+        self._priors: dict[str, Acceptance] = {}
+        self._starts: dict[str, float] = {}
+
+    def prior(self, candidate: Candidate) -> Acceptance:
+        """Of every stream of the scope, with this drafter and the model behind it."""
+        if candidate.key not in self._priors:
+            start = self._starts.get(candidate.key, PRIOR_HAZARD)
+            self._priors[candidate.key] = Acceptance(decay=0.995, start=start)
+        return self._priors[candidate.key]
+
+    def expect(self, candidate: Candidate, chance: float) -> None:
+        """A first estimate for a drafter that nobody of the scope has used."""
+        self._starts.setdefault(candidate.key, chance)
+
+
+class SharedEstimates:
+    """Of one coordinator: costs know no tenants, acceptance stays within one."""
+
+    def __init__(self) -> None:
+        self._costs: dict[str, RoundCosts] = {}
+        self._scopes: OrderedDict[Hashable, PairEstimates] = OrderedDict()
+
+    def costs(self, model: str) -> RoundCosts:
+        return self._costs.setdefault(model, RoundCosts())
+
+    def of(self, model: str, tenant: str, *, greedy: bool) -> PairEstimates:
+        """Greedy drafts are accepted more often than sampled ones."""
+        scope = (model, tenant, greedy)
+        if scope not in self._scopes:
+            self._scopes[scope] = PairEstimates(self.costs(model))
+        self._scopes.move_to_end(scope)
+        while len(self._scopes) > MAX_SCOPES:
+            self._scopes.popitem(last=False)
+        return self._scopes[scope]

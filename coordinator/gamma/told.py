@@ -1,0 +1,58 @@
+"""What workers tell of themselves: drafters, and what they measured, which stands until it was seen here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.gamma.costs import VERIFY_SLOPE
+from coordinator.gamma.policy import Candidate
+from coordinator.gamma.shared import PairEstimates
+from outrider.lm.timing import PassTiming
+from outrider.results import TargetDrafter
+from outrider.serving.worker_calls import TARGET, WorkerDescription
+
+MIN_PASSES = 8
+"""A line through fewer passes says little."""
+
+
+def draft_candidates(description: WorkerDescription | None) -> tuple[Candidate, ...]:
+    """Drafters of a draft worker."""
+    if description is None:
+        return ()
+    return tuple(Candidate(name, description.model.model_fingerprint) for name in description.drafters)
+
+
+def target_candidates(description: WorkerDescription | None) -> Iterator[Candidate]:
+    """Drafters inside a target worker."""
+    for drafter in description.target_drafters if description is not None else ():
+        yield _inside(drafter)
+
+
+def tell(shared: PairEstimates, description: WorkerDescription, *, num_context_tokens: int) -> None:
+    """Costs of passes over one sequence of this length, and first guesses of how often heads are right."""
+    line = next((t for t in description.timings if _is_decoding(t)), None)
+    if description.role != TARGET:
+        for candidate in draft_candidates(description):
+            if line is not None:
+                shared.costs.draft(candidate).work.tell(0.0, line.ms(1, num_context_tokens))
+        return
+    if line is not None:
+        pass_ms = line.ms(1, num_context_tokens)
+        # passes of one size say nothing of rows
+        ms_per_row = line.ms_per_row if line.max_rows > line.min_rows else VERIFY_SLOPE * pass_ms
+        shared.costs.verify.tell(pass_ms, ms_per_row)
+    for drafter in description.target_drafters:
+        candidate = _inside(drafter)
+        if drafter.first_draft_ms > 0:
+            base_ms = max(0.0, drafter.first_draft_ms - drafter.next_draft_ms)
+            shared.costs.draft(candidate).work.tell(base_ms, drafter.next_draft_ms)
+        if drafter.agreement is not None:
+            shared.expect(candidate, drafter.agreement)
+
+
+def _inside(drafter: TargetDrafter) -> Candidate:
+    return Candidate(drafter.name, drafter.source, on_target=True, max_draft_tokens=drafter.max_draft_tokens)
+
+
+def _is_decoding(timing: PassTiming) -> bool:
+    return not timing.prefill and timing.min_sequences == 1 and timing.num_passes >= MIN_PASSES
