@@ -67,22 +67,39 @@ class ChainDraft:
         """Whether the last draft is a stop token: no draft after it is of use."""
         return bool(self.token_ids) and self.token_ids[-1] in self._stopping.stop_token_ids
 
+    @property
+    def ends_certainly(self) -> bool:
+        """The same of a draft that was not sampled. Where a proposal may come late it ends here at most: one that comes
+        sooner for what was drawn is late less often, and lateness must not select among draws."""
+        return self.ends_text and self._q[-1] is None
+
     def draw(self, logits: np.ndarray) -> int:
         """The next draft, from float32[V]. Raises Internal, with nothing drafted, on a row that cannot be read."""
         token_id, q = draw_token(
             logits, self._params, self._stopping, self._history, self._noise, self._prefix_hash,
             self._position + len(self.token_ids), self._max_q_entries,
         )  # fmt: skip
-        self.token_ids.append(token_id)
-        self._q.append(q)
-        self._history.push(token_id)
-        self._prefix_hash = extend_hash(self._prefix_hash, token_id)
+        self._push(token_id, q)
+        return token_id
+
+    def choose(self, logits: np.ndarray) -> int:
+        """As `draw`, but certain under every rule: where drafts are sampled, the likeliest token, one-hot."""
+        if self._params.decides_by_match:
+            return self.draw(logits)
+        token_id = greedy_token(logits, self._params, self._stopping, self._history)
+        self._push(token_id, None)
         return token_id
 
     def proposal(self, drafter: str) -> Proposal:
         """What was drawn."""
         is_sampled = any(q is not None for q in self._q)
         return Proposal(tuple(self.token_ids), q=tuple(self._q) if is_sampled else (), drafter=drafter)
+
+    def _push(self, token_id: int, q: SparseQ | None) -> None:
+        self.token_ids.append(token_id)
+        self._q.append(q)
+        self._history.push(token_id)
+        self._prefix_hash = extend_hash(self._prefix_hash, token_id)
 
 
 @contextmanager
