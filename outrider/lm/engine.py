@@ -63,6 +63,8 @@ class EngineStats:
     """Sequences whose blocks were taken while a forward of theirs waited or was half done."""
     num_idle_evictions: int
     """Sequences whose blocks were taken between their forwards."""
+    num_layer_rows: int = 0
+    """Rows of passes, each times the layers that it ran through; 0 where the model does not count them."""
 
 
 class Engine:
@@ -128,14 +130,18 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
 
-    async def open_sequence(self, max_length: int, tenant: str = "", priority: int = 0) -> Sequence:
+    async def open_sequence(
+        self, max_length: int, tenant: str = "", priority: int = 0, *, skips: bool = False
+    ) -> Sequence:
         """An empty sequence for `max_length` tokens; waits its turn (by priority, then in order) for blocks.
 
         Computed blocks are shared within a tenant only. Of lower priority, then younger, sequences are preempted first;
-        a lower number goes first.
+        a lower number goes first. skips: all its forwards leave out the layers that the model was told to skip.
         Raises InvalidArgument when it could never fit, ResourceExhausted with a retry delay when the queue is full.
         """
-        sequence = await self._admission.open(max_length, tenant, priority)
+        if skips and not getattr(self.model, "skipped_layers", ()):
+            raise Internal("a sequence that skips layers, but the model was told of none")
+        sequence = await self._admission.open(max_length, tenant, priority, skips)
         with self._wake:
             self._num_sequences += 1
         return sequence
@@ -191,6 +197,7 @@ class Engine:
                 num_copied_blocks=self._cache.num_copied_blocks,
                 num_preemptions=self._placement.num_preemptions,
                 num_idle_evictions=self._placement.num_idle_evictions,
+                num_layer_rows=getattr(self.model, "num_layer_rows", 0),
             )
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
@@ -241,6 +248,7 @@ class Engine:
             num_prompts = self._queue.num_prefills
             self._share.weigh(num_prompts, self._num_sequences - num_prompts)
             self._queue.prefill_rows, self._queue.prefill_paused = self._share.step_rows, self._share.is_in_debt
+        self._queue.streams_open = self._num_sequences > self._queue.num_prefills
         picked = self._queue.pick()
         if not picked:
             return
@@ -259,8 +267,8 @@ class Engine:
             job.started_ns = job.started_ns or started_ns
             job.compute_ns += compute_ns
             self._hand_back(job, num_rows, segment, result, batch.num_rows)
-        if any(s.num_chained for s in batch.segments):
-            return  # its time is that of several passes
+        if any(s.num_chained or s.num_kept or s.num_early or s.skips for s in batch.segments):
+            return  # its time is that of several passes, or of a part of one
         ms = (time.perf_counter_ns() - started_ns) / 1e6
         self.timing.observe(batch, ms)
         if self._share is not None:
@@ -293,7 +301,7 @@ class Engine:
         if segment.num_logits and logits is not None:
             job.logits.append(logits)
         with self._wake:
-            job.take_up(sequence.num_computed + num_rows)
+            job.take_up(segment.num_cached_tokens + num_rows)
             if decided is not None:
                 job.take_up_chained([int(line[0]) for line in decided[:-1]])
             self._cache.publish(sequence)
@@ -337,7 +345,7 @@ class Engine:
             self._accept(job, forward)
 
     def _accept(self, job: Job[Any], forward: Forward) -> None:
-        error: Exception | None = fault_of(forward, self.model.vocab_size)
+        error: Exception | None = fault_of(forward, self.model.vocab_size, getattr(self.model, "exit_layer", 0))
         if error is None:
             sequence: Any = forward.sequence
             with self._wake:

@@ -44,6 +44,8 @@ class StepQueue(Generic[J]):
         self.prefill_rows = max_batch_tokens if prefill_rows is None else max(1, min(prefill_rows, max_batch_tokens))
         self.prefill_paused = False
         """Set between two picks: streams that are ready have the next step to themselves."""
+        self.streams_open = True
+        """Set between two picks: whether any stream beside the waiting prompts may come back at all."""
         self.num_prefill_rows = 0
         """Of the rows picked last, those of prefills."""
         self._has_share = prefill_rows is not None
@@ -82,7 +84,7 @@ class StepQueue(Generic[J]):
         self._prune(self._prefills)
         picked: list[tuple[J, int]] = []
         self._num_steps_without_streams = 0 if self._running else self._num_steps_without_streams + 1
-        streams_run = self._num_steps_without_streams < STREAM_MEMORY_STEPS
+        streams_run = self.streams_open and self._num_steps_without_streams < STREAM_MEMORY_STEPS
         most_prefill = self.prefill_rows if streams_run else self.max_batch_tokens
         budget = self.max_batch_tokens
         self.num_prefill_rows = 0

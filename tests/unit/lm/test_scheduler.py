@@ -109,6 +109,15 @@ def test_without_streams_a_prefill_has_the_whole_step_and_a_pause_between_rounds
     assert taken == [8] * (STREAM_MEMORY_STEPS - 1) + [32] * 3
 
 
+def test_a_prompt_that_comes_after_the_last_stream_has_closed_is_not_cut() -> None:
+    queue, prefill, stream = StepQueue(32, prefill_rows=8), Job(4096), Job(5, num_logits=5)
+    queue.add(prefill)
+    queue.add(stream)
+    assert turn(queue, [], prefill) == (5, 8)
+    queue.streams_open = False
+    assert turn(queue, [], prefill)[1] == 32
+
+
 def test_a_verification_that_the_share_leaves_no_room_for_is_not_cut_and_the_prompt_goes_on():
     queue, prefill = StepQueue(32, prefill_rows=8), Job(200)
     streams = [Job(30, num_logits=30) for _ in range(2)]
