@@ -65,6 +65,7 @@ class OwnDrafts:
         self._counters = counters
         self._drafters: dict[str, Drafter] = {}
         self._num_failures: Counter[str] = Counter()
+        self._closed = False
 
     def check(self, message: str, drafter: str, num_draft_tokens: int) -> None:
         """Raises InvalidArgument naming the field of `message` unless such a draft can be asked for."""
@@ -82,12 +83,18 @@ class OwnDrafts:
                 field=f"{message}.num_draft_tokens",
             )
 
+    def close(self) -> None:
+        """Drafters that hold something for the session give it back. Any thread; nothing is drafted afterwards."""
+        self._closed = True
+        for drafter in list(self._drafters.values()):
+            _close(drafter)
+
     def draft(self, drafter: str, num_draft_tokens: int, sequence: SequenceHandle) -> Program[OwnDraft]:
         """At most `num_draft_tokens` after the committed ids; fewer where the stream ends. Log and cache are afterwards
         as before, whatever the drafter did."""
         num_useful = self._log.max_length - len(self._log.ids) - 1
         num_draft_tokens = min(num_draft_tokens, num_useful)
-        if num_draft_tokens < 1:
+        if num_draft_tokens < 1 or self._closed:
             return NOTHING_DRAFTED
         name = drafter or next(iter(self._held))
         if self._num_failures[name] >= MAX_FAILURES:
@@ -99,16 +106,24 @@ class OwnDrafts:
         try:
             if name not in self._drafters:
                 self._drafters[name] = self._held[name].for_session(self._log, sequence)
+                if self._closed:  # meanwhile, by another thread, which may have missed this one
+                    _close(self._drafters[name])
             proposal = yield from self._drafters[name].propose(num_draft_tokens)
             check(proposal, vocab_size=self._log.vocab_size, max_draft_tokens=num_draft_tokens)
         except Exception as error:
             proposal, fault = EMPTY, f"drafter {name} failed: {type(error).__name__}: {error}"
             self._num_failures[name] += 1
             self._counters.num_failed_drafts += 1
-            self._drafters.pop(name, None)
+            _close(self._drafters.pop(name, None))
             log.warning("%s", fault, exc_info=self._num_failures[name] == 1)
         history.pop(history.num_output_tokens - num_output_tokens)
         if len(sequence.token_ids) > cached_length:
             sequence.truncate(cached_length)
         draft_us = (time.perf_counter_ns() - started_ns) // 1000 - proposal.queue_us
         return OwnDraft(proposal, fault, max(0, draft_us))
+
+
+def _close(drafter: Drafter | None) -> None:
+    close = getattr(drafter, "close", None)
+    if close is not None:
+        close()

@@ -207,6 +207,8 @@ class _TargetStream:
         return self._session
 
     def _free(self) -> None:
+        if self._session is not None:
+            self._session.close()
         self._session = None
         if self._sequence is not None:
             self._engine.close_sequence(self._sequence)

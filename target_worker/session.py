@@ -145,6 +145,10 @@ class TargetSession:
         self._stop_requested = False
         return self._decode(header, committed_ids, credit_tokens, emit, drafter, num_draft_tokens)
 
+    def close(self) -> None:
+        """What its drafters hold is given back; the sequence is its maker's to close. Any thread."""
+        self._own.close()
+
     def stop_decoding(self) -> None:
         """Ends a running `decode` with the token in flight. Any thread."""
         self._stop_requested = True

@@ -36,6 +36,7 @@ class SessionLog:
 
     def __init__(self, opening: Opening, *, vocab_size: int, context_length: int | None = None) -> None:
         self.epoch = opening.epoch
+        self.tenant = opening.tenant
         self.sampling = opening.sampling
         self.stopping = opening.stopping
         self.noise = Noise(opening.sampling.seed, opening.sampling.choice)
