@@ -57,6 +57,20 @@ def test_without_draft_and_head_there_is_no_pair() -> None:
     assert any(line.startswith("default_pair is null: ") for line in lines)
 
 
+def test_a_head_makes_a_pair_without_a_draft_worker() -> None:
+    variables = {"HEADS": "toy:agreement=0.9", "GAMMA": "2", "WORKLOADS": "code-edit", "TEMPERATURES": "0"}
+    code, lines, errors = run(**variables, DRAFTERS="auto,toy")
+    assert code == 0, errors
+    figures = json.loads(lines[-1])
+    assert (figures["draft"], figures["heads"]) == (None, ["toy:agreement=0.9"])
+    auto, toy = figures["rows"]
+    assert toy["drafters_used"] == ["toy"]
+    assert toy["num_draft_tokens"] > 0
+    assert len(toy["acceptance_by_position"]) == 2
+    pair = {"mean_acceptance_length": None, "speedup_t0": None, "speedup_t1": None}
+    assert figures["default_pair"] == {**pair, "speedup_code_edit": auto["speedup"]}
+
+
 @pytest.mark.parametrize(
     ("variables", "says"),
     [

@@ -18,10 +18,15 @@ from draft_worker.model_drafter import ModelDrafter
 from draft_worker.tree_drafter import TreeDrafter
 from outrider.drafting.guess import Evidence, Guess
 from outrider.drafting.proposal import Proposal, SparseQ
+from target_worker.toy_drafter import ToyDrafter
 
 TARGET, DRAFT = "toy:vocab=24,seed=5", "toy:vocab=24,seed=5,agreement=0.85"
-OFFERED = {"drafters": ("model", "tree")}
-WORKERS_DRAFTERS = {"model": ModelDrafter, "tree": TreeDrafter}
+OFFERED = {
+    "draft_worker": {"drafters": ("model", "tree")},
+    "target_worker": {"heads": ("toy:agreement=0.85",)},
+}
+WORKERS_DRAFTERS = {"model": ModelDrafter, "tree": TreeDrafter, "toy": ToyDrafter}
+"""The last one drafts inside the target worker."""
 LOCAL = ("lookup", "suffix")
 NUM_TOKENS = 40
 NUM_STREAMS = scaled(24, at_least=4)
@@ -45,7 +50,7 @@ async def check(
 ) -> None:
     """Texts with and without the fault. counted: every stream's statistics show it."""
     async with (
-        in_process_stack(TARGET, draft, draft_worker=OFFERED) as stack,
+        in_process_stack(TARGET, draft, **OFFERED) as stack,
         outrider.Client(stack.address) as client,
     ):
         plain = await answers(client, num_speculative_tokens=0)
@@ -80,7 +85,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 @pytest.mark.parametrize("drafter", WORKERS_DRAFTERS)
-async def test_nonsense_of_a_draft_worker(drafter: str, nonsense: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nonsense_of_a_workers_drafter(drafter: str, nonsense: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def propose(self: Any, num_draft_tokens: int) -> Any:
         return NONSENSE[nonsense]
         yield
@@ -89,7 +94,7 @@ async def test_nonsense_of_a_draft_worker(drafter: str, nonsense: str, monkeypat
 
 
 @pytest.mark.parametrize("drafter", WORKERS_DRAFTERS)
-async def test_a_draft_workers_drafter_raises(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_workers_drafter_raises(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def propose(self: Any, num_draft_tokens: int) -> Any:
         raise RuntimeError("a fault of the drafter")
         yield
@@ -98,7 +103,7 @@ async def test_a_draft_workers_drafter_raises(drafter: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("drafter", WORKERS_DRAFTERS)
-async def test_a_draft_workers_drafter_stalls(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_workers_drafter_stalls(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each proposal takes longer than is waited for, for a while; then the drafter is itself again."""
     calls, kept = itertools.count(), WORKERS_DRAFTERS[drafter].propose
     monkeypatch.setattr("coordinator.drafting.FIRST_WAIT_S", 0.05)
@@ -113,10 +118,26 @@ async def test_a_draft_workers_drafter_stalls(drafter: str, monkeypatch: pytest.
     assert next(calls) > 0, "INCONCLUSIVE"
 
 
-@pytest.mark.parametrize("drafter", WORKERS_DRAFTERS)
+@pytest.mark.parametrize("drafter", ["model", "tree"])
 async def test_a_draft_worker_loses_its_model(drafter: str) -> None:
     """From the twentieth token on the draft model's logits are NaN."""
     await check(drafter, lambda: None, draft=f"{DRAFT},nan_after=20")
+
+
+class Blind:
+    """A head whose weights are gone: all that it says is NaN."""
+
+    def logits_for(self, token_ids: Any) -> np.ndarray:
+        return np.full(24, np.nan, np.float32)
+
+
+async def test_a_head_loses_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ToyDrafter.__init__
+
+    def init(self: Any, name: str, model: Any, log: Any) -> None:
+        kept(self, name, Blind(), log)  # type: ignore[arg-type]
+
+    await check("toy", lambda: monkeypatch.setattr(ToyDrafter, "__init__", init))
 
 
 class Missing:
