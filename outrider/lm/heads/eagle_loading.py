@@ -87,7 +87,7 @@ def load_eagle3(
     weights = _Weights(checkpoint, sizes, dtype, target.device)
     num_states = _num_states(checkpoint, config, sizes)
     conventions = eagle3_conventions(config, layout, num_states, target.num_layers, states)
-    first = "midlayer" if "midlayer.hidden_norm.weight" in checkpoint else "layers.0"
+    first = "midlayer" if any(key.startswith("midlayer.") for key in checkpoint.keys) else "layers.0"
     width = num_states * sizes.target_hidden
     vocabulary = read_d2t(checkpoint, config, target)
     head = EagleHead(

@@ -28,6 +28,7 @@ def load_medusa(checkpoint: Checkpoint, target: HeadTarget, dtype: torch.dtype) 
     reader = _Reader(checkpoint, target, dtype)
     vocabulary = reader.vocabulary()
     first, *later = [reader.residual_layers(depth) for depth in range(reader.num_layers)]
+    lm_heads = reader.lm_heads(vocabulary)
     head = MedusaHead(
         name=checkpoint.path.resolve().name,
         layout=f"medusa in a full model, {reader.layout}" if is_full else reader.layout,
@@ -37,7 +38,7 @@ def load_medusa(checkpoint: Checkpoint, target: HeadTarget, dtype: torch.dtype) 
         device=target.device,
         first=reader.pack(first),
         later=tuple(tuple(reader.pack([layer[i]]) for layer in later) for i in range(reader.num_heads)),
-        lm_heads=reader.lm_heads(vocabulary),
+        lm_heads=lm_heads,
         draft_ids=vocabulary.draft_ids,
         num_parameters=reader.num_parameters,
     )

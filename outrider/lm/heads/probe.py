@@ -117,10 +117,8 @@ def choose_convention(head: Head, texts: Sequence[ProbeText]) -> tuple[Head, Pro
             probe(reading, text.token_ids, _select(text.features, kept, reading.states), text.num_prompt_tokens)
             for text in texts
         ]
-        report = parts[0]
-        for part in parts[1:]:
-            report = report + part
-        reports.append(report)
+        nothing = ProbeReport(convention, (0,) * NUM_DEPTHS, (0,) * NUM_DEPTHS)
+        reports.append(sum(parts, nothing))
     best = max(reports, key=lambda report: sum(report.agreement))
     return head.reading(best.convention), _judged(head, best, reports)
 
