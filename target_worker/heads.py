@@ -1,12 +1,16 @@
-"""The heads that a target worker's settings name: loaded for its model, offered to its sessions by name."""
+"""The heads that a target worker's settings name: loaded for its model, tried out, offered to its sessions by name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from outrider.errors import InvalidArgument
+from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
+from outrider.lm.states import feature_model
 from outrider.lm.toy import PREFIX as TOY_PREFIX
 from outrider.results import TargetDrafter
 from outrider.serving.equipment import Equipment
@@ -21,10 +25,15 @@ class Heads(Equipment):
 
     def __init__(self, settings: TargetWorkerSettings) -> None:
         self._settings = settings
+        self._loaded: LoadedModel | None = None
+        self._trained: list[Any] = []
+        """Those with weights, `HeldHead`s: torch is imported where there is one."""
         self.held: dict[str, HeldDrafter] = {}
 
     def prepare(self, loaded: LoadedModel) -> None:
-        """Raises InvalidArgument on heads that do not exist, do not fit the model, or share a name."""
+        """Has the model keep what they read. Raises InvalidArgument on heads that do not exist or do not fit the model,
+        and on two of one name."""
+        self._loaded = loaded
         for entry in self._settings.heads:
             name, source = _parse(entry)
             held = self._load(name, source, loaded)
@@ -33,6 +42,17 @@ class Heads(Equipment):
                     f"heads: two are called {held.description.name}; write name=... before one of them", field="heads"
                 )
             self.held[held.description.name] = held
+        states = sorted({state for head in self._trained for state in head.states})
+        if states:
+            feature_model(loaded.model).keep_features(states)
+
+    async def try_out(self, engine: Engine) -> None:
+        """Raises FailedPrecondition on a head that hardly ever agrees with the model."""
+        if self._trained:
+            from target_worker.head_probe import try_out
+
+            assert self._loaded is not None, "prepared first"
+            await try_out(self._trained, self._loaded, engine)
 
     @property
     def target_drafters(self) -> Sequence[TargetDrafter]:
@@ -41,7 +61,28 @@ class Heads(Equipment):
     def _load(self, name: str, source: str, loaded: LoadedModel) -> HeldDrafter:
         if source.startswith(TOY_PREFIX):
             return HeldToy(name or TOY, source, loaded.model)
-        raise InvalidArgument(f"heads: {source!r} is none that this worker can load", field="heads")
+        from outrider.lm.heads.target import HeadTarget
+        from target_worker.head_drafter import HeldHead
+
+        causal_lm = getattr(loaded.model, "causal_lm", None)
+        if causal_lm is None:
+            raise InvalidArgument(
+                f"heads: {source} reads the states of a whole model in this process, and a "
+                f"{type(loaded.model).__name__} has none: leave heads empty"
+                + (", or tensor_parallel 1" if self._settings.tensor_parallel > 1 else ""),
+                field="heads",
+            )
+        about, folder = loaded.description, Path(self._settings.model).expanduser()
+        target = HeadTarget.of(
+            causal_lm,
+            name=about.model,
+            vocab_size=about.vocab_size,
+            fingerprint=about.model_fingerprint,
+            folder=folder if folder.is_dir() else None,
+        )
+        held = HeldHead(name, source, target)
+        self._trained.append(held)
+        return held
 
 
 def _parse(entry: str) -> tuple[str, str]:

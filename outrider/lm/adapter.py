@@ -88,6 +88,11 @@ class TransformersModel:
             fix_orders(model)
         self._loop = decoder_loop(model)
 
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        """The transformers model that runs here: heads share its embedding and its output matrix."""
+        return self._model
+
     def keep_features(self, states: Sequence[int]) -> None:
         """As `FeatureModel`."""
         store = FeatureStore(states, self.num_layers, self.hidden_size, self._dtype, self.device)

@@ -154,9 +154,11 @@ class SequenceHandle(Protocol):
     until `keep_path` or `truncate`.
 
     `committed_length`: that many leading tokens, cached or in the next forward, are final; see `kv_cache.Sequence`.
+    `num_computed`: that many leading tokens are in the cache now: all after a forward, fewer where blocks were taken.
     """
 
     token_ids: list[int]
+    num_computed: int
     max_length: int
     committed_length: int
     parents: tuple[int, ...]
