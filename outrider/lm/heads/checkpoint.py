@@ -23,6 +23,7 @@ FILES = ("medusa_lm_head.safetensors", "*.safetensors", "medusa_lm_head.pt", "py
 """Looked for in a folder in this order; the first that is there is read."""
 IGNORABLE = (r"(.*\.)?rotary_emb\.inv_freq",)
 """Patterns of keys that any layout may hold and nobody needs."""
+_WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -83,6 +84,10 @@ class Checkpoint:
             raise fault(f"{stored.file}: {key} should be {expected} and is {list(stored.shape)}")
         self._taken.add(key)
         tensor = stored.read()
+        if key.endswith((".weight", ".bias")) and tensor.dtype not in _WEIGHT_DTYPES:
+            raise fault(
+                f"{stored.file}: {key} is of {tensor.dtype}: quantised heads are not read, take one that is not"
+            )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise fault(f"{stored.file}: {key} holds numbers that are not finite: the file is damaged")
         return tensor

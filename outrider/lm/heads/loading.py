@@ -28,6 +28,16 @@ def load_head(
     Raises InvalidArgument naming the file, and the key with its expected shape, for whatever does not fit.
     """
     checkpoint = Checkpoint(Path(path).expanduser())
+    try:
+        return _read(checkpoint, target, dtype, states)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise fault(
+            f"{checkpoint.where}: its config.json or a tensor is of no form known here "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _read(checkpoint: Checkpoint, target: HeadTarget, dtype: torch.dtype, states: Sequence[int] | None) -> Head:
     _check_made_for(checkpoint, target)
     kind = _kind(checkpoint)
     if kind == "medusa":

@@ -145,6 +145,10 @@ def test_other_kinds_of_speculators_by_name(tmp_path: Path, kind: str) -> None:
         ({"fc.bias": torch.ones(64)}, "unexpected fc.bias [64]"),
         ({"midlayer.extra.weight": torch.ones(2)}, "unexpected midlayer.extra.weight [2]"),
         ({"norm.weight": torch.full((64,), torch.nan)}, "norm.weight holds numbers that are not finite"),
+        (
+            {"norm.weight": torch.ones(64, dtype=torch.int8)},
+            "norm.weight is of torch.int8: quantised heads are not read",
+        ),
         ({"t2d": torch.ones(77)}, "t2d should be [250] or [256] and is [77]"),
     ],
 )
@@ -177,6 +181,8 @@ def test_keys_that_nobody_needs_are_let_pass(tmp_path: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5]}}, "names layers [2, 6]"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5, 20]}}, "inputs of layers 0 to 7"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "1,5,6"}}, "not a list of layers"),
+        ({"eagle_config": "yes"}, "config.json or a tensor is of no form known here"),
+        ({"rope_scaling": {"type": "linear"}}, "config.json or a tensor is of no form known here (KeyError: 'factor')"),
     ],
 )
 def test_config_that_does_not_go_with_the_file_or_the_target(tmp_path: Path, config: dict[str, Any], said: str) -> None:
