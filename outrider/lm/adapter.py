@@ -8,6 +8,7 @@ positions and no mask, and the pass's plan reaches every attention layer as a ke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from outrider.lm.batch import flatten, split
 from outrider.lm.cpu_linear import fix_orders
 from outrider.lm.decoder_loop import DecoderLoop, decoder_loop
 from outrider.lm.exact_attention import TILE, ExactPlan
-from outrider.lm.features import FeatureStore, StateHooks
+from outrider.lm.features import FeatureStore, StateHooks, layers_of
 from outrider.lm.interface import PackedBatch
 from outrider.lm.rotary import use_rotary_table
+from outrider.lm.routes import LayerGate, Route, Routes, is_plain, run_routes
 from outrider.lm.row_counts import pieces
 
 ATTENTION_NAME = "outrider_paged"
@@ -75,12 +77,20 @@ class TransformersModel:
         self._loop: DecoderLoop | None = None
         self._block_size = 1
         self._cache = KVCache([], 0, self._dtype, self.device)
+        self._routes: Routes | None = None
+        self._gate: LayerGate | None = None
+        self._wanted_states: tuple[int, ...] = ()
+        self.exit_layer = 0
+        self.skipped_layers: tuple[int, ...] = ()
+        self.num_layer_rows = 0
+        """Rows of passes, each times the layers that it ran through."""
         self._features: FeatureStore | None = None
         self._hooks: StateHooks | None = None
         _check_config(model)
         model.set_attn_implementation(ATTENTION_NAME)
         self._head_shapes = self._probe()
         self.num_layers = len(self._head_shapes)
+        self._routes = Routes(self.num_layers)
         self.hidden_size: int = model.config.get_text_config().hidden_size
         use_rotary_table(model)
         if exact:
@@ -95,11 +105,27 @@ class TransformersModel:
 
     def keep_features(self, states: Sequence[int]) -> None:
         """As `FeatureModel`."""
-        store = FeatureStore(states, self.num_layers, self.hidden_size, self._dtype, self.device)
+        all_states = (*states, self.exit_layer) if self.exit_layer else tuple(states)
+        store = FeatureStore(all_states, self.num_layers, self.hidden_size, self._dtype, self.device)
         hooks = StateHooks(self._model, self.num_layers, store) if self._loop is None else None
         if self._hooks is not None:
             self._hooks.remove()
-        self._features, self._hooks = store if store.states else None, hooks
+        self._features, self._hooks, self._wanted_states = store if store.states else None, hooks, tuple(states)
+
+    def exit_after(self, num_layers: int) -> None:
+        """As `PartialModel`."""
+        self._set_routes(num_layers, self.skipped_layers)
+        self.keep_features(self._wanted_states)
+
+    def skip_layers(self, layers: Sequence[int]) -> None:
+        """As `PartialModel`."""
+        self._set_routes(self.exit_layer, tuple(sorted(set(layers))))
+
+    def _set_routes(self, exit_layer: int, skipped: tuple[int, ...]) -> None:
+        routes = Routes(self.num_layers, exit_layer, skipped)
+        if self._loop is None:
+            self._gate = LayerGate(layers_of(self._model, self.num_layers))
+        self._routes, self.exit_layer, self.skipped_layers = routes, exit_layer, skipped
 
     @torch.inference_mode()
     def read_features(self, slots: Sequence[int], states: Sequence[int]) -> torch.Tensor:
@@ -159,12 +185,21 @@ class TransformersModel:
         Under exact numerics several calls where one would have a row count that was not proved.
         """
         torch.set_num_threads(self._num_threads)  # This thread may be younger than the setting.
+        assert self._routes is not None
+        if is_plain(batch):
+            return self._run(batch, self._routes.whole)
+        num_before = self.num_rows_computed
+        logits = run_routes(batch, self._routes, self._run, self.vocab_size)
+        self.num_rows_computed = num_before + batch.num_rows  # some had two passes, each over some of the layers
+        return logits
+
+    def _run(self, batch: PackedBatch, route: Route) -> np.ndarray:
         if not self._exact:
-            return self._forward(batch)
-        parts = [self._forward(part) for part in split(batch, pieces(batch.num_rows))]
+            return self._forward(batch, route)
+        parts = [self._forward(part, route) for part in split(batch, pieces(batch.num_rows))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _forward(self, batch: PackedBatch) -> np.ndarray:
+    def _forward(self, batch: PackedBatch, route: Route) -> np.ndarray:
         flat = flatten(batch, self._block_size)
         plan = (ExactPlan if self._exact else AttentionPlan)(flat, self._cache, self.device)
         token_ids, positions = flat.token_ids, flat.positions
@@ -174,21 +209,35 @@ class TransformersModel:
             token_ids, positions = token_ids.repeat(2), positions.repeat(2)
             self.num_rows_computed -= 1
             self.num_doubled_rows += 1
-        logits = self._call(token_ids, positions, flat.logit_rows, plan)
+        logits = self._call(token_ids, positions, flat.logit_rows, plan, route)
         return logits[0, :, : self.vocab_size].float().cpu().numpy()
 
-    def _call(self, token_ids: np.ndarray, positions: np.ndarray, logit_rows: np.ndarray, plan: Any) -> torch.Tensor:
+    def _call(
+        self,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        logit_rows: np.ndarray,
+        plan: Any,
+        route: Route | None = None,
+    ) -> torch.Tensor:
+        """route: None for all layers, through the modules."""
         ids = torch.from_numpy(token_ids).to(self.device)[None]
         self.num_rows_computed += ids.numel()
         places = torch.from_numpy(positions).to(self.device)[None]
         wanted = torch.from_numpy(logit_rows).to(self.device)
         if self._features is not None:
-            self._features.begin(plan.slots)
-        if self._loop is not None:
-            return self._loop(ids, places, wanted, plan, self._features)
-        return self._model(
-            input_ids=ids, position_ids=places, use_cache=False, logits_to_keep=wanted, **{PLAN: plan}
-        ).logits
+            self._features.begin(plan.slots, None if route is None else route.states)
+        gate: AbstractContextManager[None] = nullcontext()
+        if route is not None:
+            self.num_layer_rows += ids.numel() * len(route.layers)
+            if self._loop is not None:
+                return self._loop(ids, places, wanted, plan, route, self._features)
+            if self._gate is not None and len(route.layers) < self.num_layers:
+                gate = self._gate.along(route, self._features)
+        with gate:
+            return self._model(
+                input_ids=ids, position_ids=places, use_cache=False, logits_to_keep=wanted, **{PLAN: plan}
+            ).logits
 
     @torch.inference_mode()
     def _probe(self) -> list[tuple[int, int, int]]:

@@ -58,16 +58,17 @@ class Admission:
         self._num_open = 0
         self._mean_life_s = 1.0
 
-    async def open(self, max_length: int, tenant: str = "", priority: int = 0) -> Sequence:
+    async def open(self, max_length: int, tenant: str = "", priority: int = 0, skips: bool = False) -> Sequence:
         """Raises InvalidArgument when it could never fit, ResourceExhausted when the queue is full. Cancellable."""
         self._check_fits(max_length)
         sequence = Sequence(
             max_length,
             block_size=self._cache.block_size,
-            root=self._cache.root(tenant),
+            root=self._cache.root(tenant, skips),
             priority=priority,
             serial=next(self._serials),
-            read_features=self._read_features,
+            read_features=None if skips else self._read_features,
+            skips=skips,
         )
         with self._lock:
             if self._stopped:

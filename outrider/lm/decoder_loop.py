@@ -19,6 +19,7 @@ from outrider.lm.cpu_linear import JointPart, PackedLinear
 from outrider.lm.features import FeatureStore
 from outrider.lm.int8_linear import Int8Linear
 from outrider.lm.interface import LAST_HIDDEN
+from outrider.lm.routes import Route
 
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 Linear = Any
@@ -60,27 +61,32 @@ class DecoderLoop:
         positions: torch.Tensor,
         logit_rows: torch.Tensor,
         plan: AttentionPlan,
+        route: Route,
         features: FeatureStore | None = None,
     ) -> torch.Tensor:
         """[1, L, V] for int64[1, N] ids and positions and int64[L] rows, as the model's own forward.
 
-        features: gets the states that it keeps.
+        route: the layers to run. features: gets the states that it keeps; has the one that the route starts from.
         """
         states = () if features is None else features.states
-        x = self._embedding(token_ids)[0]
+        if features is None or not route.start:
+            x = self._embedding(token_ids)[0]
+        else:
+            x = features.kept(route.start, token_ids.shape[1])
         cosines, sines = self._rotary(x, positions)
         half = cosines.shape[-1] // 2
         cosines, sines = cosines[0][:, None], sines[0][:, None]  # [N, 1, D]
         turned = (cosines, -sines[..., :half], sines[..., half:])
-        for number, layer in enumerate(self._layers):
+        for number in route.layers:
+            layer = self._layers[number]
             if features is not None and number in states:
                 features.write(number, x)
             attended = self._attend(number, layer, self._normal(x, layer.input_norm), turned, plan)
             x = x + layer.o(attended)
             gate, up = layer.gate_up(self._normal(x, layer.attention_norm)).chunk(2, -1)
             x += layer.down(F.silu(gate).mul_(up))
-        if features is not None and LAST_HIDDEN in states:
-            features.write(LAST_HIDDEN, self._normal(x, self._norm))
+        if features is not None and route.end in states:
+            features.write(route.end, self._normal(x, self._norm) if route.end == LAST_HIDDEN else x)
         logits: torch.Tensor = self._head(self._normal(x[logit_rows], self._norm))
         return logits[None]
 

@@ -29,6 +29,7 @@ class FeatureStore:
         self._place_of = {state: place for place, state in enumerate(self.states)}
         self._rows: torch.Tensor | None = None
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
+        self._passed: frozenset[int] | None = None
 
     @property
     def bytes_per_slot(self) -> int:
@@ -38,16 +39,24 @@ class FeatureStore:
         """Forgets everything. Memory is not touched before rows come."""
         self._rows = torch.empty(num_slots, len(self.states), self.hidden_size, dtype=self._dtype, device=self._device)
 
-    def begin(self, slots: torch.Tensor) -> None:
-        """int64[n]: where the first n rows of the pass to come belong."""
+    def begin(self, slots: torch.Tensor, states: frozenset[int] | None = None) -> None:
+        """Of the pass to come. slots: int64[n], where its first n rows belong. states: those that it has; None: all."""
         if self._rows is None:
             raise Internal("keep_features came after allocate_cache: allocate again")
         self._slots = slots
+        self._passed = states
 
     def write(self, state: int, x: torch.Tensor) -> None:
-        """x [N, H] of the pass's rows, those beyond its slots belong nowhere."""
+        """x [N, H] of the pass's rows, those beyond its slots belong nowhere. Nothing if the pass has no such state."""
         assert self._rows is not None
-        self._rows[:, self._place_of[state]].index_copy_(0, self._slots, x[: len(self._slots)])
+        if self._passed is None or state in self._passed:
+            self._rows[:, self._place_of[state]].index_copy_(0, self._slots, x[: len(self._slots)])
+
+    def kept(self, state: int, num_rows: int) -> torch.Tensor:
+        """[num_rows, H]: what was written before for the pass's rows; those beyond its slots get the first one's."""
+        rows = self.read(self._slots, (state,))
+        more = num_rows - len(rows)
+        return torch.cat([rows, rows[:1].expand(more, -1)]) if more else rows
 
     def read(self, slots: torch.Tensor, states: Sequence[int]) -> torch.Tensor:
         """[n, len(states) * H] of int64[n] slots, a copy. Raises Internal on a state that is not kept."""

@@ -22,11 +22,15 @@ def split_logits(logits: np.ndarray, batch: PackedBatch, vocab_size: int) -> lis
     return [SegmentResult(logits[end - s.num_logits : end]) for end, s in zip(ends, batch.segments, strict=True)]
 
 
-def fault_of(forward: Forward, vocab_size: int) -> Internal | None:
+def fault_of(forward: Forward, vocab_size: int, exit_layer: int = 0) -> Internal | None:
     """What is impossible about a program's forward; checked alone, since in the pass it would fail its neighbours."""
     if not isinstance(forward, Forward) or not isinstance(forward.sequence, Sequence):
         return Internal(f"a program yielded {forward!r}, not a Forward of an open sequence")
     num_rows, length, max_length = len(forward.token_ids), forward.sequence.length, forward.sequence.max_length
+    if forward.num_layers:
+        if fault := _early_fault(forward, forward.sequence, exit_layer):
+            return fault
+        length += len(forward.sequence.early_ids)
     if num_rows < 1 or not 0 <= forward.num_logits <= num_rows:
         return Internal(f"a forward of {num_rows} tokens cannot give {forward.num_logits} rows of logits")
     if length + num_rows > max_length:
@@ -36,6 +40,15 @@ def fault_of(forward: Forward, vocab_size: int) -> Internal | None:
     if min(forward.token_ids) < 0 or max(forward.token_ids) >= vocab_size:
         return Internal(f"a forward holds a token id outside the vocabulary of {vocab_size}")
     return _tree_fault(forward.sequence.parents, forward) if forward.parents or forward.sequence.parents else None
+
+
+def _early_fault(forward: Forward, sequence: Sequence, exit_layer: int) -> Internal | None:
+    if forward.num_layers != exit_layer or sequence.skips:
+        where = f"after {exit_layer}" if exit_layer and not sequence.skips else "nowhere"
+        return Internal(f"a forward stops after {forward.num_layers} layers; rows of its sequence may stop {where}")
+    if forward.num_logits or forward.parents or forward.decision or not is_chain(sequence.parents):
+        return Internal("a forward of the first layers only has logits, a decision or a tree")
+    return None
 
 
 def _tree_fault(tree: tuple[int, ...], forward: Forward) -> Internal | None:

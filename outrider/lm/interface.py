@@ -55,6 +55,12 @@ class Segment:
     decision: Decision | None = None
     num_chained: int = 0
     """Both as in `Forward`."""
+    num_kept: int = 0
+    """Of the first this many rows the first layers, up to the model's exit layer, are computed already."""
+    num_early: int = 0
+    """The last this many rows want these first layers only, and no logits."""
+    skips: bool = False
+    """All rows leave out the layers that the model was told to skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,23 @@ class FeatureModel(LanguageModel, Protocol):
         float32), states in the order given. Between forwards."""
 
 
+class PartialModel(FeatureModel, Protocol):
+    """A model that can compute a row's first layers before the others, and rows that leave layers out (routes.py)."""
+
+    exit_layer: int
+    """0: none."""
+    skipped_layers: tuple[int, ...]
+
+    def exit_after(self, num_layers: int) -> None:
+        """From the next `allocate_cache` on rows may stop after this many layers; their state there is kept.
+
+        Raises InvalidArgument on a number that leaves no layer before or behind, or by name where this cannot be.
+        """
+
+    def skip_layers(self, layers: Sequence[int]) -> None:
+        """Of the rows that skip these are left out. Before the first forward; raises as `exit_after`."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentResult:
     """What a model gives for one segment: logits float32[num_logits, V], or, where it made the segment's decision,
@@ -162,6 +185,8 @@ class SequenceHandle(Protocol):
     max_length: int
     committed_length: int
     parents: tuple[int, ...]
+    early_ids: list[int]
+    """Of early forwards (`Forward.num_layers`), behind `token_ids`."""
 
     def truncate(self, length: int) -> None:
         """Forgets cached tokens from `length` on, of a tree its last nodes. Only between this sequence's forwards."""
@@ -186,6 +211,11 @@ class Forward:
     decision: made from the logits by a model that can; all others give the logits. num_chained: so many more rows such
     a model computes at once, each the token that opens the line decided for the row before it, and decides for each as
     well. They take room of `max_length`; a forward with parents has none.
+
+    num_layers: 0 for all of them. Otherwise the model's exit layer: an early forward, which computes that many first
+    layers of tokens that follow `token_ids` and `early_ids`, and gives no logits. The tokens are then in `early_ids`,
+    their states are read by `SequenceHandle.features`, and an ordinary forward that begins with the same ids goes on
+    from there; all others are forgotten by it. Early rows come from no other sequence, so prompts are not for them.
     """
 
     sequence: SequenceHandle
@@ -194,6 +224,7 @@ class Forward:
     parents: Sequence[int] = ()
     decision: Decision | None = None
     num_chained: int = 0
+    num_layers: int = 0
 
 
 Program = Generator[Forward, ForwardResult, T]

@@ -109,12 +109,15 @@ class Sequence:
 
     The last len(parents) tokens are a tree (tree.py), and never count as committed. What `keep_path` keeps of it lies
     elsewhere until `moves` are made: (place where it is, place where it belongs), before the next forward.
+
+    `early_ids` follow `token_ids`: only the first layers of their rows were asked for. The cache holds these up to
+    place `early_end`, and none where that is not beyond `num_computed`.
     """
 
     __slots__ = (
-        "block_hashes", "block_size", "blocks", "closed", "committed_length", "last_used_s", "max_length",
-        "moves", "num_computed", "num_promised_blocks", "num_reserved", "opened_at", "parents", "pending", "priority",
-        "read_features", "root", "serial", "token_ids",
+        "block_hashes", "block_size", "blocks", "closed", "committed_length", "early_end", "early_ids", "last_used_s",
+        "max_length", "moves", "num_computed", "num_promised_blocks", "num_reserved", "opened_at", "parents", "pending",
+        "priority", "read_features", "root", "serial", "skips", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -128,11 +131,15 @@ class Sequence:
         serial: int = 0,
         opened_at: float = 0.0,
         read_features: Callable[[list[int], SequenceOf[int]], Any] | None = None,
+        skips: bool = False,
     ) -> None:
-        """read_features: the model's, where it has one."""
+        """read_features: the model's, where it has one. skips: its forwards leave out the layers that the model was
+        told to skip."""
         self.token_ids: list[int] = []
         self.parents: tuple[int, ...] = ()
         self.moves: list[tuple[int, int]] = []
+        self.early_ids: list[int] = []
+        self.early_end = 0
         self.max_length = max_length
         self.committed_length = 0
         self.blocks = blocks or []
@@ -153,6 +160,7 @@ class Sequence:
         self.opened_at = opened_at
         self.last_used_s = opened_at
         self.read_features = read_features
+        self.skips = skips
 
     @property
     def length(self) -> int:
@@ -181,10 +189,15 @@ class Sequence:
             raise Internal(f"cannot truncate {len(self.token_ids)} cached tokens to {length}")
         self.parents = self.parents[: max(0, length - (len(self.token_ids) - len(self.parents)))]
         self.moves = [move for move in self.moves if move[1] < length]
+        self.forget_early()
         self.committed_length = min(self.committed_length, length)
         self.num_computed = min(self.num_computed, length)
         del self.block_hashes[length // self.block_size :]
         del self.token_ids[length:]
+
+    def forget_early(self) -> None:
+        """Forgets the tokens of early forwards. Only between this sequence's forwards."""
+        self.early_ids, self.early_end = [], 0
 
     def keep_path(self, indices: SequenceOf[int]) -> None:
         """Of the tree keeps nodes `indices`, as plain tokens behind the prefix; they are a path from a root down.
@@ -212,14 +225,16 @@ class Sequence:
     def features(self, start: int, end: int, states: SequenceOf[int]) -> Any:
         """[end - start, len(states) * H]: what the model keeps of tokens `start` to `end`, states in this order.
 
+        Tokens of early forwards follow the others; of them only the states of the first layers are there to be read.
         A tree's nodes are the last tokens, in its order, until a path is kept. On the engine's thread only. Raises
         Internal while a forward of this sequence is pending, on a state that is not kept, and unless all these tokens
         are in the cache: right after a forward all are, later their blocks may be somebody else's.
         """
         if self.pending is not None:
             raise Internal("states of a sequence were read while its forward was pending")
-        if not 0 <= start <= end <= self.num_computed:
-            raise Internal(f"states of tokens {start} to {end} were read, {self.num_computed} are in the cache")
+        num_cached = max(self.num_computed, self.early_end)
+        if not 0 <= start <= end <= num_cached:
+            raise Internal(f"states of tokens {start} to {end} were read, {num_cached} are in the cache")
         if self.read_features is None:
             raise Internal("states were read of a model that keeps none")
         moved, size = {new: old for old, new in self.moves}, self.block_size

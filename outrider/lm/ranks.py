@@ -142,6 +142,14 @@ class TensorParallelModel:
         """As `FeatureModel`: on this rank, since every rank has whole states."""
         feature_model(self._model).keep_features(states)
 
+    def exit_after(self, num_layers: int) -> None:
+        """Raises InvalidArgument: the other ranks have no states to go on from."""
+        raise InvalidArgument("tensor_parallel: early exit is for one rank only", field="tensor_parallel")
+
+    def skip_layers(self, layers: Sequence[int]) -> None:
+        """Raises InvalidArgument, as `exit_after`."""
+        raise InvalidArgument("tensor_parallel: skipping layers is for one rank only", field="tensor_parallel")
+
     def read_features(self, slots: Sequence[int], states: Sequence[int]) -> Any:
         """As `FeatureModel`."""
         return feature_model(self._model).read_features(slots, states)

@@ -55,9 +55,9 @@ class SequenceCache:
         """Blocks in no table that are kept for their content."""
         return self._pool.num_cached
 
-    def root(self, tenant: str) -> bytes:
-        """The root of a tenant's sequences."""
-        return root_hash(self._namespace, tenant)
+    def root(self, tenant: str, skips: bool = False) -> bytes:
+        """The root of a tenant's sequences; of those that skip layers it is another."""
+        return root_hash(self._namespace + "|skips" * skips, tenant)
 
     def chain(self, sequence: Sequence, token_ids: list[int], num_tokens: int) -> list[bytes]:
         """Hashes of the full blocks among the first `num_tokens` of `token_ids`."""
@@ -92,6 +92,7 @@ class SequenceCache:
             sequence.blocks = sequence.blocks[:start] + shared
             sequence.num_computed = min(limit, len(sequence.blocks) * self.block_size)
             sequence.num_reserved = sequence.num_computed
+            sequence.early_end = 0
             self._holders.add(sequence)
 
     def reserve(self, sequence: Sequence, length: int) -> int:
@@ -157,7 +158,7 @@ class SequenceCache:
             self._pool.release(sequence.blocks)
             self._holders.discard(sequence)
             sequence.blocks = []
-            sequence.num_computed = sequence.num_reserved = 0
+            sequence.num_computed = sequence.num_reserved = sequence.early_end = 0
             sequence.block_hashes = []
             sequence.moves = []
 

@@ -14,13 +14,13 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.errors import Internal, InvalidArgument
-from outrider.lm.interface import LoadedModel, ModelDescription, PackedBatch, Segment
+from outrider.lm.interface import LAST_HIDDEN, LoadedModel, ModelDescription, PackedBatch, Segment
 from outrider.lm.states import check_states
 from outrider.lm.tree import path_to
 
@@ -28,7 +28,11 @@ PREFIX = "toy:"
 MAX_TABLE_BYTES = 64 << 20
 NUM_LAYERS, HIDDEN_SIZE = 4, 8
 """Of a toy's states, which are numbers drawn for a state and the context that the logits depend on, too."""
-_TARGET, _NOISE, _FIRST_STATE = 1, 2, 3
+SKIPPING_AGREEMENT = 0.8
+"""Of the logits of a sequence that skips layers with those of the others."""
+_TARGET, _NOISE, _SKIPPED, _FIRST_STATE = 1, 2, 3, 4
+_SKIPS = 1 << 32
+"""Added to the cached ids of a sequence that skips layers, which no other one may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class ToyModel:
         self._cache = np.empty(0, np.int64)
         self._block_size = 1
         self.num_layers, self.hidden_size = NUM_LAYERS, HIDDEN_SIZE
+        self.exit_layer, self.num_layer_rows = 0, 0
+        self.skipped_layers: tuple[int, ...] = ()
         self._states: tuple[int, ...] = ()
         self._features = np.empty((0, 0, HIDDEN_SIZE), np.float32)
 
@@ -133,7 +139,18 @@ class ToyModel:
 
     def keep_features(self, states: Sequence[int]) -> None:
         """As `FeatureModel`: standard normal numbers, keyed by the state and the last `order` ids."""
-        self._states = check_states(states, self.num_layers)
+        self._states = check_states((*states, *((self.exit_layer,) * (self.exit_layer > 0))), self.num_layers)
+
+    def exit_after(self, num_layers: int) -> None:
+        """As `PartialModel`. A token is cached in another form until all layers have seen it."""
+        _check_partial(self.num_layers, num_layers, self.skipped_layers)
+        self.exit_layer = num_layers
+        self.keep_features(self._states)
+
+    def skip_layers(self, layers: Sequence[int]) -> None:
+        """As `PartialModel`. Whichever they are, the logits agree by SKIPPING_AGREEMENT."""
+        _check_partial(self.num_layers, self.exit_layer, layers)
+        self.skipped_layers = tuple(sorted(set(layers)))
 
     def read_features(self, slots: Sequence[int], states: Sequence[int]) -> np.ndarray:
         """float32[len(slots), len(states) * hidden_size]."""
@@ -166,9 +183,7 @@ class ToyModel:
         for segment in batch.segments:
             end = segment.num_cached_tokens + len(segment.token_ids)
             slots = self._slots(segment.block_table, range(segment.num_cached_tokens, end))
-            self._cache[slots] = segment.token_ids
-            if self._states:
-                self._write_features(segment, slots)
+            self._write(segment, slots)
             for place in range(end - segment.num_logits, end):
                 logits[out] = self._logits(*self._read(segment, place))
                 out += 1
@@ -178,9 +193,9 @@ class ToyModel:
             time.sleep(cost_s)
         return logits
 
-    def logits_for(self, prefix_ids: Sequence[int]) -> np.ndarray:
+    def logits_for(self, prefix_ids: Sequence[int], *, skips: bool = False) -> np.ndarray:
         """The exact logits after `prefix_ids` (float32[vocab]), without any cache: what tests compare with."""
-        ids = list(prefix_ids)
+        ids = [id_ + _SKIPS * skips for id_ in prefix_ids]
         return self._logits(tuple(ids[-self.spec.order :] if self.spec.order else ids), len(ids)).copy()
 
     def features_for(self, prefix_ids: Sequence[int], states: Sequence[int]) -> np.ndarray:
@@ -189,10 +204,31 @@ class ToyModel:
         context = tuple(ids[-self.spec.order :] if self.spec.order else ids)
         return np.concatenate([self._state(state, context) for state in states])
 
-    def _write_features(self, segment: Segment, slots: Sequence[int]) -> None:
-        for place, slot in enumerate(slots, start=segment.num_cached_tokens):
+    def _write(self, segment: Segment, slots: list[int]) -> None:
+        """The rows' ids and states; of rows that lack layers the ids are cached in a form of their own."""
+        num_rows, exit_layer = len(slots), self.exit_layer
+        num_kept, num_whole = segment.num_kept, num_rows - segment.num_early
+        num_skipped = len(self.skipped_layers) if segment.skips else 0
+        self.num_layer_rows += (num_rows - num_kept) * exit_layer + num_whole * (self.num_layers - exit_layer)
+        self.num_layer_rows -= num_rows * num_skipped
+        self._cache[slots[num_kept:]] = (
+            _half(np.asarray(segment.token_ids[num_kept:], np.int64)) - _SKIPS * segment.skips
+        )
+        if self._states and not segment.skips:
+            self._write_states(segment, range(num_kept, num_rows), range(exit_layer + 1))
+        self._cache[slots[:num_whole]] = _half(self._cache[slots[:num_whole]])
+        if self._states and not segment.skips:
+            self._write_states(segment, range(num_whole), (*range(exit_layer + 1, self.num_layers), LAST_HIDDEN))
+
+    def _write_states(self, segment: Segment, rows: range, states: Iterable[int]) -> None:
+        kept = [(index, state) for index, state in enumerate(self._states) if state in states]
+        for row in rows if kept else ():
+            place = segment.num_cached_tokens + row
             context, _ = self._read(segment, place)
-            self._features[slot] = [self._state(state, context) for state in self._states]
+            whole = tuple(-2 - id_ if id_ < -1 else id_ for id_ in context)
+            for index, state in kept:
+                slot = self._slots(segment.block_table, [place])[0]
+                self._features[slot, index] = self._state(state, whole)
 
     def _state(self, state: int, context: tuple[int, ...]) -> np.ndarray:
         table = _FIRST_STATE + state % (self.num_layers + 1)
@@ -216,6 +252,10 @@ class ToyModel:
 
     def _draw_row(self, context: tuple[int, ...]) -> np.ndarray:
         spec = self.spec
+        if min(context, default=0) >= _SKIPS:
+            own = tuple(id_ - _SKIPS for id_ in context)
+            noise = math.sqrt(1 - SKIPPING_AGREEMENT**2) * self._normals(_SKIPPED, own, spec.vocab)
+            return (SKIPPING_AGREEMENT * self._draw_row(own) + spec.scale * noise).astype(np.float32)
         row = spec.agreement * self._normals(_TARGET, context, spec.vocab)
         if spec.agreement < 1:
             row = row + math.sqrt(1 - spec.agreement**2) * self._normals(_NOISE, context, spec.vocab)
@@ -231,12 +271,25 @@ class ToyModel:
         return [block_table[i // size] * size + i % size for i in places]
 
 
+def _half(ids: np.ndarray) -> np.ndarray:
+    """Ids as they are cached until all layers have seen them, and back again."""
+    return -2 - ids
+
+
 def _context(place: int, end: int, parents: Sequence[int]) -> Sequence[int]:
     """Places of what the token at `place` sees, itself included, where the tokens up to `end` end with a tree."""
     start = end - len(parents)
     if place < start:
         return range(place + 1)
     return [*range(start), *(start + node for node in path_to(parents, place - start))]
+
+
+def _check_partial(num_layers: int, exit_layer: int, skipped: Sequence[int]) -> None:
+    if not 0 <= exit_layer < num_layers or not set(skipped) < set(range(num_layers)):
+        raise InvalidArgument(
+            f"a toy has {num_layers} layers: it cannot stop after {exit_layer} of them, or skip {list(skipped)}",
+            field="heads",
+        )
 
 
 def _check(spec: ToySpec) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from outrider.errors import InvalidArgument
 from outrider.lm.adapter import PLAN, TransformersModel
 from outrider.lm.attention import AttentionPlan
 from outrider.lm.batch import flatten
@@ -74,6 +75,11 @@ class GpuModel(TransformersModel):
         self._has_failed_capture = False
         self.num_static_passes = self.num_eager_passes = self.num_decided = 0
         _look_up_nothing(model)
+
+    def _set_routes(self, exit_layer: int, skipped: tuple[int, ...]) -> None:
+        raise InvalidArgument(
+            "early exit and skipping of layers are for models on a CPU: static steps run all layers", field="heads"
+        )
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Takes the memory at once; steps captured on an earlier cache are forgotten."""

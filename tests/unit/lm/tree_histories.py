@@ -25,6 +25,11 @@ STATE_KINDS = (
     "states_before_moves",
     "states_copied",
 )
+PARTIAL_KINDS = (
+    "early", "early_again", "went_on", "went_on_in_part", "early_forgotten", "early_evicted", "early_preempted",
+    "early_cut", "early_dropped", "early_recomputed", "early_beside_others", "early_before_trees", "skipping",
+    "skipping_prefix_hits", "skipping_beside_others",
+)  # fmt: skip
 MAX_STREAMS = 7
 NAMES = (
     "open", "ask_for_plain_rows", "ask_for_plain_rows", "ask_for_a_tree", "ask_for_a_tree", "ask_for_a_tree",
@@ -32,6 +37,12 @@ NAMES = (
 )  # fmt: skip
 histories = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2**32 - 1)), min_size=60, max_size=150)
 """Names of methods of `History`, each with a seed for what it draws."""
+partial_histories = st.lists(
+    st.tuples(st.sampled_from((*NAMES, *["ask_for_early_rows"] * 5, "ask_for_plain_rows")), st.integers(0, 2**32 - 1)),
+    min_size=60,
+    max_size=150,
+)
+"""As `histories`, with early rows, for models that have an exit layer."""
 
 
 class Answer:
@@ -68,6 +79,7 @@ class Stream:
         self.sequence, self.text = sequence, text
         self.ids, self.parents = [], ()
         self.job = None
+        self.early = []
 
     @property
     def num_plain(self):
@@ -86,12 +98,16 @@ class History:
     """check(text, logits): float32[vocab_size] after `text`; counts: a Counter of `KINDS`.
 
     check_states(text, row): the kept `states` of the last token of `text`; counted as `STATE_KINDS`.
+    check_early(text, row): the state before the exit layer `exit_layer`, of a token of an early forward.
+    check_skipping(text, logits): of a sequence that skips layers, where some do; counted as `PARTIAL_KINDS`.
     """
 
-    def __init__(self, model, check, counts, seed, check_states=None, states=()):
+    def __init__(self, model, check, counts, seed, check_states=None, states=(), check_early=None, check_skipping=None):
         rng = random.Random(seed)
         self.check, self.counts, self.vocab_size = check, counts, model.vocab_size
         self.check_states, self.states = check_states, states
+        self.check_early, self.check_skipping = check_early, check_skipping
+        self.exit_layer = getattr(model, "exit_layer", 0)
         if states:
             model.keep_features(states)
         self.texts = [[rng.randrange(self.vocab_size) for _ in range(80)] for _ in range(2)]
@@ -104,6 +120,8 @@ class History:
             overcommit=100.0,
             idle_grace_s=rng.choice([0.0, 0.0, 1e9]),
         )
+        self.batches, forward = [], self.engine._forward
+        self.engine._forward = lambda batch: self.batches.append(batch) or forward(batch)
         self.streams = []
         self.loop = Loop()
         self.count_evictions()
@@ -126,6 +144,8 @@ class History:
             if job is not None and job.tree:
                 counts["preempted_trees"] += 1
                 counts["half_done_preempted_trees"] += job.tree_start < sequence.num_computed < job.total
+            if sequence.early_ids:
+                counts["early_preempted" if job is not None and job.is_early else "early_evicted"] += 1
             counts["evicted_trees"] += job is None and bool(sequence.parents)
             counts["evicted_before_moved"] += bool(sequence.moves)
             evict(sequence)
@@ -143,7 +163,9 @@ class History:
         return stream.text[start : start + min(count, stream.sequence.max_length - len(stream.ids))]
 
     def ask(self, stream, ids, num_logits, parents=()):
-        before = len(stream.ids)
+        before, check = len(stream.ids), self.check_skipping if stream.sequence.skips else self.check
+        self.counts["early_before_trees"] += bool(parents) and bool(stream.early) and ids[:1] == stream.early[:1]
+        stream.early = []
         stream.ids, stream.parents = [*stream.ids, *ids], (*stream.parents, *parents)
 
         def program():
@@ -152,12 +174,14 @@ class History:
             assert (stream.sequence.token_ids, stream.sequence.parents) == (stream.ids, stream.parents)
             assert len(result.logits) == num_logits
             for row, place in enumerate(range(len(stream.ids) - num_logits, len(stream.ids))):
-                self.check(stream.text_of(place), result.logits[row])
+                check(stream.text_of(place), result.logits[row])
             self.counts["trees_with_prefix_hits"] += bool(parents) and result.num_cached_tokens > 0
             assert result.num_cached_tokens <= max(0, stream.num_plain - before)
             self.counts["states_of_trees"] += bool(parents and self.states)
             self.counts["states_of_prefix_hits"] += bool(result.num_cached_tokens and self.states)
             self.counts["states_copied"] += bool(self.engine._cache.num_copied_blocks and self.states)
+            self.counts["skipping"] += stream.sequence.skips
+            self.counts["skipping_prefix_hits"] += stream.sequence.skips and result.num_cached_tokens > 0
             self.read_states(stream)
 
         stream.job = Job(program(), self.loop)
@@ -165,7 +189,7 @@ class History:
 
     def read_states(self, stream):
         """Of all tokens that are in the cache; no forward is pending."""
-        if self.states:
+        if self.states and not stream.sequence.skips:
             rows = stream.sequence.features(0, stream.sequence.num_computed, self.states)
             assert len(rows) == stream.sequence.num_computed
             for place, row in enumerate(rows):
@@ -177,7 +201,9 @@ class History:
         if len(self.streams) == MAX_STREAMS:
             return
         try:
-            self.engine.open_sequence(rng.randint(12, 40), priority=rng.choice([0, 0, 1])).send(None)
+            max_length, priority = rng.randint(12, 40), rng.choice([0, 0, 1])
+            skips = self.check_skipping is not None and rng.random() < 0.4
+            self.engine.open_sequence(max_length, priority=priority, skips=skips).send(None)
         except StopIteration as stop:
             self.streams.append(Stream(stop.value, rng.choice(self.texts)))
 
@@ -185,6 +211,32 @@ class History:
         stream = self.stream(rng, tree=False)
         if stream and (ids := self.more_of_the_text(stream, rng.randint(1, rng.choice([4, 20])))):
             self.ask(stream, ids, rng.choice([1, len(ids)]))
+
+    def ask_for_early_rows(self, rng):
+        stream = self.stream(rng, tree=False)
+        if stream is None or stream.sequence.skips:
+            return
+        sequence, start = stream.sequence, len(stream.ids) + len(stream.early)
+        count = min(rng.choice([1, 1, 2, 9, 20]), sequence.max_length - start)
+        ids = [i if rng.random() < 0.8 else rng.randrange(self.vocab_size) for i in stream.text[start : start + count]]
+        if not ids:
+            return
+        self.counts["early_again"] += bool(stream.early)
+        stream.early = [*stream.early, *ids]
+
+        def program():
+            sequence.committed_length = len(stream.ids) + rng.choice([0, 1])
+            result = yield Forward(sequence, ids, 0, num_layers=self.exit_layer)
+            assert len(result.logits) == 0
+            assert (sequence.token_ids, sequence.early_ids) == (stream.ids, stream.early)
+            rows = sequence.features(len(stream.ids), len(stream.ids) + len(stream.early), (self.exit_layer,))
+            for number, row in enumerate(rows):
+                self.check_early(stream.ids + stream.early[: number + 1], row)
+            self.counts["early"] += 1
+            self.read_states(stream)
+
+        stream.job = Job(program(), self.loop)
+        self.engine._start_job(stream.job)
 
     def ask_for_a_tree(self, rng):
         stream = self.stream(rng)
@@ -237,6 +289,8 @@ class History:
             start, length = stream.num_plain, max(0, len(stream.ids) - rng.randint(1, 8))
             self.counts["truncated_trees"] += start < length
             stream.ids, stream.parents = stream.ids[:length], stream.parents[: max(0, length - start)]
+            self.counts["early_forgotten"] += bool(stream.early)
+            stream.early = []
             stream.sequence.truncate(length)
             assert (stream.sequence.token_ids, stream.sequence.parents) == (stream.ids, stream.parents)
 
@@ -252,9 +306,24 @@ class History:
             counts["evictions"] += engine._cache._pool.num_evictions > num_evictions
             half_done = [j for j in trees if j.num_rows_done and j.tree_start < j.sequence.num_computed < j.total]
             counts["cut_trees"] += bool(half_done)
+            early = [s.job for s in self.streams if s.job is not None and s.job.is_early and not s.job.finished]
+            counts["early_cut"] += any(0 < j.num_rows_done < j.num_rows for j in early)
             if engine._queue and rng.random() < 0.8:
                 engine._step()
+                self.count_partial(self.batches.pop() if self.batches else None)
         self.collect()
+
+    def count_partial(self, batch):
+        """What the engine's last pass held."""
+        segments, counts = batch.segments if batch is not None else (), self.counts
+        assert all(s.token_ids for s in segments)
+        for kind in ("went_on", "went_on_in_part", "early_recomputed", "early_beside_others", "skipping_beside_others"):
+            counts[kind] += 0
+        counts["went_on"] += any(s.num_kept for s in segments)
+        counts["went_on_in_part"] += any(0 < s.num_kept < len(s.token_ids) for s in segments)
+        counts["early_recomputed"] += any(0 < s.num_early < len(s.token_ids) for s in segments)
+        counts["early_beside_others"] += len({bool(s.num_early) for s in segments}) > 1
+        counts["skipping_beside_others"] += len({s.skips for s in segments}) > 1
 
     def collect(self):
         for stream in self.streams:
@@ -269,8 +338,12 @@ class History:
         stream = self.stream(rng, idle=False)
         if stream is not None and not stream.job.finished:
             self.counts["dropped_trees"] += bool(stream.job.tree)
+            self.counts["early_dropped"] += stream.job.is_early
             self.engine._drop(stream.job, None)
             stream.job = None
+            num_early = len(stream.sequence.early_ids)
+            assert stream.sequence.early_ids == stream.early[:num_early]
+            stream.early = stream.early[:num_early]
             length, start = len(stream.sequence.token_ids), stream.num_plain
             assert stream.sequence.token_ids == stream.ids[:length]
             stream.ids, stream.parents = stream.ids[:length], stream.parents[: max(0, length - start)]
