@@ -12,6 +12,7 @@ from coordinator.gamma.acceptance import OFF_PATH_WEIGHT
 from coordinator.gamma.chances import Chances
 from coordinator.stream import Stream
 from outrider.drafting.guess import Chance, Evidence, Guess, Place, continue_places
+from outrider.drafting.guess_tree import GuessTree
 from outrider.drafting.past import CONTEXT_TOKENS, Corrections, PastOutputs
 from outrider.drafting.suffix import SuffixIndex
 from outrider.errors import InvalidArgument
@@ -135,6 +136,10 @@ class LocalDrafts:
     def seal(self, guess: Guess) -> SealedProposal:
         """As a proposal. The time that this round's guesses took is told with it."""
         return seal_ids(guess.token_ids, guess.chances, guess.drafter, self._compute_us)
+
+    def seal_tree(self, tree: GuessTree) -> SealedProposal:
+        """As `seal`, of guesses that disagree."""
+        return seal_ids(tree.token_ids, tree.path_chances, tree.drafter, self._compute_us, tree.parents)
 
     def committed(self, drafted_ids: Sequence[int] = (), verdict: Verdict | None = None) -> None:
         """The log has grown: what was guessed before is judged by it, and by the rows of the verdict past a rejection,

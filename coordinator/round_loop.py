@@ -94,6 +94,8 @@ class RoundLoop:
         """What to verify, and which local drafter made how many of the last drafts: all of them where it was chosen, or
         where the chosen drafter came too late; or those that go on after a chain of the chosen one."""
         guesses = {guess.drafter: guess for guess in self._local.guesses(self._room)}
+        if choice.tree is not None:
+            return Drafted(self._local.seal_tree(choice.tree)), choice.drafter, len(choice.tree)
         if choice.drafter in guesses:
             guess = guesses[choice.drafter].cut(choice.num_draft_tokens)
             return Drafted(self._local.seal(guess)), choice.drafter, len(guess)

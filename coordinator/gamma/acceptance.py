@@ -15,12 +15,12 @@ from coordinator.gamma.policy import RoundReport
 MAX_POSITIONS = 64
 PRIOR_HAZARD = 0.7
 """Chance of acceptance assumed before anything was seen."""
-LEAN_WEIGHT = 8.0
+LEAN_WEIGHT = 16.0
 """Observations that the prior counts for."""
-OFF_PATH_WEIGHT = 0.25
-SHIFT_DECAY = 0.93
+OFF_PATH_WEIGHT = 0.5
+SHIFT_DECAY = 0.9
 """A stream's own level is that of its last rounds: what it writes changes."""
-SHIFT_WEIGHT = 3.0
+SHIFT_WEIGHT = 8.0
 
 
 class Acceptance:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import chances_of
-from coordinator.gamma.plans import MIN_RUN_TOKENS, PLAIN, PLAIN_PROBE_TOKENS, Objective, Plan
+from coordinator.gamma.plans import MIN_RUN_TOKENS, PLAIN, PLAIN_PROBE_TOKENS, WARM_UP_TOKENS, Objective, Plan
 from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
@@ -19,6 +19,8 @@ from outrider.results import DrafterOutlook
 
 PROBE_SHARE = 0.005
 """Of a stream's time that probes may lose, all together."""
+FIRST_PROBE_SHARE = 0.02
+"""For the first try of a drafter that nobody of the scope has used: what is expected of it is hearsay."""
 MIN_PROBE_INTERVAL_TOKENS = 32
 
 
@@ -55,7 +57,8 @@ class AdaptiveGamma:
         plans = [plain, *(self._objective.best_of(candidate, cap, max_credit_tokens) for candidate in candidates)]
         untried = self._untried(plans)
         if untried is not None:
-            return self._take(untried, "warm-up", max_credit_tokens)
+            num_tokens = WARM_UP_TOKENS if untried is plain else max_credit_tokens
+            return self._take(untried, "warm-up", min(num_tokens, max_credit_tokens))
         best = max([*plans, *self._objective.guessed(guesses, cap, plain)], key=lambda plan: plan.rate)
         others = [plan for plan in plans if plan is not best]
         self._plans = (best, *sorted(others, key=lambda plan: -plan.rate))
@@ -118,12 +121,15 @@ class AdaptiveGamma:
     def _reason(self, plan: Plan) -> str:
         if plan.is_guess:
             return "match"
-        fresh = plan.candidate is not None and not self._shared.prior(plan.candidate).num_rounds
-        return "prior" if fresh else "best"
+        return "prior" if self._is_fresh(plan) else "best"
+
+    def _is_fresh(self, plan: Plan) -> bool:
+        return plan.candidate is not None and not self._shared.prior(plan.candidate).num_rounds
 
     def _ms_to_probe(self, plan: Plan, best: Plan, num_others: int) -> float:
         """Time until a try of `plan` is due; not positive: it is."""
         last = self._last_try.get(plan.key, _LastTry())
         tokens_missing = last.tokens + MIN_PROBE_INTERVAL_TOKENS - self._tokens
-        allowed_at = last.ms + plan.loss_ms(best) * num_others / PROBE_SHARE
+        share = FIRST_PROBE_SHARE if self._is_fresh(plan) else PROBE_SHARE
+        allowed_at = last.ms + plan.loss_ms(best) * num_others / share
         return max(allowed_at - self._ms, tokens_missing / best.rate)

@@ -148,6 +148,10 @@ class RoundCosts:
     def verify_ms(self, num_draft_tokens: float) -> float:
         return self.verify.ms(num_draft_tokens) if self.verify else 1 + VERIFY_SLOPE * num_draft_tokens
 
+    def row_ms(self, num_rows: int) -> float:
+        """Of each of so many further rows of a pass."""
+        return max(0.0, self.verify_ms(num_rows) - self.verify_ms(0)) / max(1, num_rows)
+
     def plain_ms(self, run_tokens: int) -> float:
         """Of a token of a plain run of so many."""
         ms = self.plain.value() if self.plain else self.verify_ms(0) + self._step_overhead.value()

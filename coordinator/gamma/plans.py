@@ -5,7 +5,7 @@ rate(plan) = E[tokens committed] / E[ms], from how far this stream's drafts surv
     plain             1 / (a token of a run)
     a draft worker    (1 + s_1 + ... + s_γ) / (network + drafting γ + a round trip + verifying γ + 1 rows)
     inside the target (1 + s_1 + ... + s_γ) / (drafting γ + verifying γ + 1 rows); a run's steps share its round trip
-    a guess at hand   (1 + its own tokens' chances) / (a round trip + verifying)
+    a guess at hand   (1 + its own tokens' chances) / (a round trip + verifying), several that disagree as one tree
 
 s_i: chance that the first i drafts all stand. A guess is judged by its own tokens' chances, which are learnt whether it
 is used or not; so a merge is nothing but the better of the plans at this very place, and it is made before any drafter
@@ -16,15 +16,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import Acceptance
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
+from outrider.drafting.guess_tree import GuessTree, best_part, merged
+from outrider.drafting.tree_plan import RoundCost
 
 PLAIN_PROBE_TOKENS = 4
+WARM_UP_TOKENS = 2
+"""Of plain decoding, where nothing has told what it costs: an answer may be short."""
 PROBE_STEPS = 2
 MIN_RUN_TOKENS = 16
 ROUND_TRIP_SHARE = 0.02
@@ -46,6 +50,7 @@ class Plan:
     ms: float
     candidate: Candidate | None = None
     is_guess: bool = False
+    tree: GuessTree | None = None
 
     @property
     def key(self) -> str:
@@ -66,7 +71,9 @@ class Plan:
 
     def choice(self, reason: str, credit_tokens: int) -> Choice:
         """`credit_tokens` matter to runs alone."""
-        choice = Choice(self.drafter, self.num_draft_tokens, reason, credit_tokens, self.candidate, 1000 * self.rate)
+        choice = Choice(
+            self.drafter, self.num_draft_tokens, reason, credit_tokens, self.candidate, 1000 * self.rate, self.tree
+        )
         return choice if choice.is_run else dataclasses.replace(choice, credit_tokens=0)
 
 
@@ -98,8 +105,9 @@ class Objective:
             for gamma in gammas
         )
 
-    def guessed(self, guesses: Iterable[Guess], max_draft_tokens: int, instead_of: Plan) -> list[Plan]:
-        """The best of each guess, where it is more than the noise of costs above what else would be done."""
+    def guessed(self, guesses: Sequence[Guess], max_draft_tokens: int, instead_of: Plan) -> list[Plan]:
+        """The best of each guess, and of all together, where it is more than the noise of costs above what else would
+        be done."""
         best = [
             _best(
                 Plan(guess.drafter, n, 1 + guess.expected_accepted(n), self._costs.local_round_ms(n), is_guess=True)
@@ -107,6 +115,9 @@ class Objective:
             )
             for guess in guesses
         ]
+        together = self._together(guesses, max_draft_tokens) if len(guesses) > 1 else None
+        if together is not None:
+            best.append(together)
         return [plan for plan in best if plan.rate > MIN_GUESS_GAIN * instead_of.rate]
 
     def num_continued(self, plan: Plan, num_drafted: int, guess: Guess) -> int:
@@ -124,6 +135,18 @@ class Objective:
     def run_tokens(self, plan: Plan) -> int:
         """Of a run that the target drafts for: few, so that γ stays right, but enough for its round trip."""
         return max(MIN_RUN_TOKENS, math.ceil(plan.rate * self._costs.verify_network.value() / ROUND_TRIP_SHARE))
+
+    def _together(self, guesses: Sequence[Guess], max_draft_tokens: int) -> Plan | None:
+        """As a tree, where rows are cheap enough for more than one chain of it."""
+        tree = merged(guesses)
+        if tree is None:
+            return None
+        round_ms, row_ms = self._costs.local_round_ms(0), self._costs.row_ms(max_draft_tokens)
+        tree = best_part(tree, RoundCost(verify_ms=round_ms - row_ms, row_ms=row_ms), max_draft_tokens)
+        if tree is None:
+            return None
+        ms = round_ms + row_ms * len(tree)
+        return Plan(tree.drafter, len(tree), 1 + tree.expected_accepted, ms, is_guess=True, tree=tree)
 
     def _run(self, candidate: Candidate, gamma: int, tokens: float, credit_tokens: int) -> Plan:
         ms = self._costs.step_ms(candidate, gamma, credit_tokens / tokens)

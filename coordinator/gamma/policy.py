@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.drafting.guess import Guess
+from outrider.drafting.guess_tree import GuessTree
 from outrider.results import DrafterOutlook
 
 
@@ -36,6 +37,7 @@ class Choice:
 
     `candidate`: who drafts; None: nobody, or a local drafter. One on the target drafts `num_draft_tokens` at each step
     of a run of up to `credit_tokens` tokens. `expected_tokens_per_s`: what it was chosen for; 0: not by expectation.
+    `tree`: the drafts themselves, where local guesses that disagree are verified together.
     """
 
     drafter: str
@@ -44,6 +46,7 @@ class Choice:
     credit_tokens: int = 0
     candidate: Candidate | None = None
     expected_tokens_per_s: float = 0.0
+    tree: GuessTree | None = None
 
     @property
     def is_run(self) -> bool:

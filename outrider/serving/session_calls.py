@@ -86,10 +86,20 @@ TARGET_HEARTBEAT = target_pb2.TargetServiceSessionRequest(heartbeat=common_pb2.H
 
 
 def seal_ids(
-    token_ids: Sequence[int], confidences: Sequence[float], drafter: str, compute_us: int = 0
+    token_ids: Sequence[int],
+    confidences: Sequence[float],
+    drafter: str,
+    compute_us: int = 0,
+    parents: Sequence[int] = (),
 ) -> SealedProposal:
-    """A chain of one-hot drafts."""
-    proposal = Proposal(tuple(token_ids), confidences=tuple(confidences), drafter=drafter, compute_us=compute_us)
+    """One-hot drafts: a chain, or a tree of this shape."""
+    proposal = Proposal(
+        tuple(token_ids),
+        confidences=tuple(confidences),
+        drafter=drafter,
+        compute_us=compute_us,
+        parents=tuple(parents),
+    )
     return _sealed(convert.proposal_to_pb(proposal))
 
 
