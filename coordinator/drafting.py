@@ -118,7 +118,7 @@ class DraftSide:
         wait_s = max(MIN_WAIT_S, WAIT_FACTOR * expected_s) if expected_s else FIRST_WAIT_S
         started = time.perf_counter()
         try:
-            proposal = await link.propose(choice.num_draft_tokens, choice.drafter, wait_s)
+            proposal = await link.propose(choice.num_draft_tokens, choice.drafter, wait_s, choice.tree_width)
         except DraftLate:
             elapsed_ms = 1000 * (time.perf_counter() - started)
             # so that a worker that has become slower is waited for again, some rounds on

@@ -202,12 +202,14 @@ class DraftLink:
             raise self._lost(f"owes a proposal for {MAX_LATE_S:g} s")
         return self.opened and not self._awaited
 
-    async def propose(self, num_draft_tokens: int, drafter: str, wait_s: float) -> wire.SealedProposal:
+    async def propose(
+        self, num_draft_tokens: int, drafter: str, wait_s: float, tree_width: int = 0
+    ) -> wire.SealedProposal:
         """Drafts that follow the log, none when nothing fits. Raises DraftLate after `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
                 for _ in range(MAX_RESENDS):
-                    expected = await self._advance(num_draft_tokens, drafter)
+                    expected = await self._advance(num_draft_tokens, drafter, tree_width)
                     proposal = await self._answer(expected)
                     if proposal is None:
                         continue
@@ -227,7 +229,7 @@ class DraftLink:
     def close(self) -> None:
         self._peer.close()
 
-    async def _advance(self, num_draft_tokens: int, drafter: str) -> Header:
+    async def _advance(self, num_draft_tokens: int, drafter: str, tree_width: int) -> Header:
         assert self._opening is not None
         if self._sent_length is None:
             committed_ids = tuple(self._log.output_ids)
@@ -241,7 +243,7 @@ class DraftLink:
         self._awaited.append(header)
         self._asked_at = time.perf_counter()
         self._count_outstanding()
-        await self._peer.send(wire.draft_advance(header, since, num_draft_tokens, drafter))
+        await self._peer.send(wire.draft_advance(header, since, num_draft_tokens, drafter, tree_width))
         return header
 
     async def _answer(self, expected: Header) -> wire.SealedProposal | None:

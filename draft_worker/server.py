@@ -167,6 +167,7 @@ class _DraftStream:
                 list(message.committed_ids),
                 message.num_draft_tokens,
                 message.drafter,
+                message.tree_width,
             )
             proposal = await self._engine.run(program)
         if proposal is not None:

@@ -20,6 +20,7 @@ from outrider.serving.checks import check_draft_opening
 from outrider.serving.messages import DraftOpening, Header, OutOfStep
 from outrider.serving.session_log import SessionCounters, SessionLog
 
+MAX_TREE_WIDTH = 16
 KNOWN_DRAFTERS = (MODEL, TEXT, TREE)
 
 
@@ -74,11 +75,17 @@ class DraftSession:
         yield from self._drafter("").ingest()
 
     def advance(
-        self, header: Header, committed_ids: Sequence[int], num_draft_tokens: int, drafter: str = ""
+        self,
+        header: Header,
+        committed_ids: Sequence[int],
+        num_draft_tokens: int,
+        drafter: str = "",
+        tree_width: int = 0,
     ) -> Program[Proposal | None]:
         """Commits `committed_ids` and proposes what may follow. None: nothing was wanted, or the message is stale.
 
-        Raises OutOfStep, with nothing changed; InvalidArgument on an unknown drafter or too many drafts.
+        `tree_width`: of the tree drafter, 0: the worker's own. Raises OutOfStep, with nothing changed; InvalidArgument
+        on an unknown drafter, too many drafts or too wide a tree.
         """
         if header.epoch < self.log.epoch:
             self.counters.num_stale_messages += 1
@@ -88,7 +95,13 @@ class DraftSession:
                 f"advance.num_draft_tokens is {num_draft_tokens}, this worker allows {self._max_draft_tokens}",
                 field="advance.num_draft_tokens",
             )
+        if tree_width > MAX_TREE_WIDTH:
+            raise InvalidArgument(
+                f"advance.tree_width is {tree_width}, must be at most {MAX_TREE_WIDTH}", field="advance.tree_width"
+            )
         chosen = self._drafter(drafter)
+        if isinstance(chosen, TreeDrafter):
+            chosen.width = tree_width or self._width
         try:
             self.log.catch_up(header, committed_ids)
         except OutOfStep:

@@ -22,7 +22,8 @@ NAME = "tree"
 
 
 class TreeDrafter(ModelDrafter):
-    """width: children of each trunk node, at least 1 and counted among the drafts that are asked for."""
+    """width: children of each trunk node, at least 1 and counted among the drafts that are asked for. It may be set
+    between proposals: no draw depends on it."""
 
     name = NAME
 
@@ -36,14 +37,14 @@ class TreeDrafter(ModelDrafter):
         width: int,
     ) -> None:
         super().__init__(log, sequence, max_q_entries, ids)
-        self._width = width
+        self.width = width
 
     def propose(self, num_draft_tokens: int) -> Program[Proposal]:
         """Level by level, as many levels as `num_draft_tokens` fill or the draft model's context allows. Where each
         ends otherwise is as in `ModelDrafter`: the number of passes never follows from what was sampled."""
         started_ns = time.perf_counter_ns()
         log, sequence = self._log, self._sequence
-        num_levels = min(-(-num_draft_tokens // self._width), self._room())
+        num_levels = min(-(-num_draft_tokens // self.width), self._room())
         if sequence is None or num_levels < 1:
             return Proposal(drafter=NAME)
         rows = self._not_cached(sequence)
@@ -59,7 +60,7 @@ class TreeDrafter(ModelDrafter):
                 try:
                     children = draw_children(
                         self._ids.widen(result.logits[-1]), log.sampling, log.stopping, log.history, log.noise,
-                        prefix_hash, len(log.ids) + level, min(self._width, num_draft_tokens - level * self._width),
+                        prefix_hash, len(log.ids) + level, min(self.width, num_draft_tokens - level * self.width),
                         max_entries=self._max_q_entries,
                     )  # fmt: skip
                 except Internal:
@@ -85,5 +86,5 @@ class TreeDrafter(ModelDrafter):
             queue_us=queue_us,
             compute_us=max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us),
             num_ingested_tokens=num_ingested_tokens,
-            parents=tuple(parents) if self._width > 1 else (),
+            parents=tuple(parents) if self.width > 1 else (),
         )

@@ -30,6 +30,7 @@ from coordinator.round_loop import RoundLoop
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import ToyCodec
 from outrider.drafting.proposal import Q_TOTAL, Proposal, SparseQ
+from outrider.drafting.tree import children
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving import convert
@@ -37,6 +38,7 @@ from outrider.serving.messages import Verdict
 from outrider.serving.session_calls import SealedProposal, _sealed
 from outrider.settings import CoordinatorSettings
 from target_worker.acceptance import draft_q, soft_acceptance
+from target_worker.tree_acceptance import _soft_acceptances as tree_soft_acceptances
 
 Ids = tuple[int, ...]
 MODEL = Candidate("model")
@@ -90,6 +92,11 @@ class Pair:
         return self._rows[key]
 
 
+def candidate_of(name: str) -> Candidate:
+    """As a draft worker's description would give it."""
+    return Candidate(name, max_width=3, trunk="model") if name == "tree" else Candidate(name)
+
+
 @dataclass
 class FakeDraft:
     """A draft worker whose samples are questions. `is_late(length)`: no proposal comes for a log that long."""
@@ -105,7 +112,7 @@ class FakeDraft:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        return tuple(map(Candidate, self.drafters))
+        return tuple(map(candidate_of, self.drafters))
 
     def open_soon(self) -> None:
         pass
@@ -205,7 +212,7 @@ class FakeTarget:
             origins=origins[:room],
             num_accepted=min(num_drafts, room),
             num_draft_tokens=len(proposal),
-            soft_acceptances=self._soft_acceptances(prefix, proposal) if proposal.is_chain else b"",
+            soft_acceptances=self._soft_acceptances(prefix, proposal),
             finish=Finish.LENGTH if len(ids) >= room else Finish.NONE,
         )
         return Timed(verdict, 1.0)
@@ -213,6 +220,11 @@ class FakeTarget:
     def _soft_acceptances(self, prefix: Ids, proposal: Proposal) -> bytes:
         """Past the first rejection too: what is decided by them must leave the law alone."""
         drafts = proposal.token_ids
+        if not proposal.is_chain:
+            drawn = Drawn(proposal.parents, drafts, ())
+            below = children(proposal.parents)
+            p = {node: self.pair.p((*prefix, *drawn.text(node))) for node in range(-1, len(drafts)) if below[node + 1]}
+            return tree_soft_acceptances(below, p, [draft_q(proposal, i) for i in range(len(drafts))])
         return bytes(
             soft_acceptance(self.pair.p((*prefix, *drafts[:i])), draft_q(proposal, i)) for i in range(len(drafts))
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.gamma.policy import RoundReport
+from coordinator.gamma.tree_acceptance import trunk_of
 
 MAX_POSITIONS = 64
 PRIOR_HAZARD = 0.7
@@ -95,6 +96,9 @@ def _open(chance: float) -> float:
 def chances_of(report: RoundReport) -> tuple[list[float], int]:
     """What `Acceptance.observe` wants of the chosen drafter's own drafts: a chain that ended before it was as long as
     wanted, all of it accepted, fails at its end."""
+    if report.parents:
+        trunk = trunk_of(report.parents) if report.soft_acceptances else []
+        return [report.soft_acceptances[node] / 255 for node in trunk], report.num_accepted
     num_drafts = report.num_own_drafts
     num_accepted = min(report.num_accepted, num_drafts)
     if len(report.soft_acceptances) >= num_drafts:

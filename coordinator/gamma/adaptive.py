@@ -8,6 +8,7 @@ hopeless one costs next to nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import chances_of
@@ -54,7 +55,7 @@ class AdaptiveGamma:
         plain = self._chosen = self._objective.plain(max_credit_tokens)
         if cap < 1 or not (candidates or guesses):
             return plain.choice("no-room" if cap < 1 else "no-match", max_credit_tokens)
-        plans = [plain, *(self._objective.best_of(candidate, cap, max_credit_tokens) for candidate in candidates)]
+        plans = [plain, *self._asked(candidates, cap, max_credit_tokens)]
         untried = self._untried(plans)
         if untried is not None:
             num_tokens = WARM_UP_TOKENS if untried is plain else max_credit_tokens
@@ -101,9 +102,19 @@ class AdaptiveGamma:
         if not report.ended:
             for acceptance in (self._objective.acceptance(candidate), self._shared.prior(candidate)):
                 acceptance.observe(*chances_of(report))
+            if report.parents:
+                self._shared.siblings(candidate).observe(report)
 
     def outlooks(self) -> tuple[DrafterOutlook, ...]:
         return tuple(DrafterOutlook(plan.drafter, plan.num_draft_tokens, 1000 * plan.rate) for plan in self._plans)
+
+    def _asked(self, candidates: tuple[Candidate, ...], cap: int, credit_tokens: int) -> Iterator[Plan]:
+        """The best of each; of a tree whose chain can be asked for as well, what is not a chain."""
+        chains = {candidate.learnt_as for candidate in candidates if candidate.max_width == 1}
+        for candidate in candidates:
+            min_width = 2 if candidate.max_width > 1 and candidate.learnt_as in chains else 1
+            if cap >= min_width:
+                yield self._objective.best_of(candidate, cap, credit_tokens, min_width)
 
     def _untried(self, plans: list[Plan]) -> Plan | None:
         """The first whose cost nobody knows, once for all streams of a model: drafters, then plain decoding."""

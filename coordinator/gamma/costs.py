@@ -10,6 +10,7 @@ from collections import deque
 from statistics import median
 
 from coordinator.gamma.policy import Candidate, RoundReport
+from outrider.drafting.tree import depths
 
 FRESH_PASSES = 256
 """A pass size not seen among this many passes is stale."""
@@ -135,7 +136,7 @@ class RoundCosts:
         self._drafts: dict[str, DraftCost] = {}
 
     def draft(self, candidate: Candidate) -> DraftCost:
-        return self._drafts.setdefault(candidate.key, DraftCost())
+        return self._drafts.setdefault(candidate.learnt_as, DraftCost())
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether anybody has measured what drafts of it take."""
@@ -174,10 +175,13 @@ class RoundCosts:
         return self.verify_network.value() + self.verify_ms(num_draft_tokens) + self._overhead.value()
 
     def observe_round(self, report: RoundReport, candidate: Candidate) -> None:
-        """A round that a draft worker was asked for."""
+        """A round that a draft worker was asked for. A level of a tree takes what a token of a chain does."""
         draft_network_ms = report.draft_network_ms + report.wait_ms
-        num_wanted = report.choice.num_draft_tokens
-        self.draft(candidate).observe(num_wanted, report.num_own_drafts, report.draft_ms, draft_network_ms)
+        num_wanted, num_drafts = report.choice.num_draft_tokens, report.num_own_drafts
+        if report.parents:
+            num_drafts = max(depths(report.parents))
+            num_wanted = max(num_drafts, -(-num_wanted // max(1, report.choice.tree_width)))
+        self.draft(candidate).observe(num_wanted, num_drafts, report.draft_ms, draft_network_ms)
         self.observe_verify(report)
 
     def observe_verify(self, report: RoundReport) -> None:

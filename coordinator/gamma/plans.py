@@ -4,6 +4,7 @@ rate(plan) = E[tokens committed] / E[ms], from how far this stream's drafts surv
 
     plain             1 / (a token of a run)
     a draft worker    (1 + s_1 + ... + s_γ) / (network + drafting γ + a round trip + verifying γ + 1 rows)
+    a tree of it      as well, each level of which adds the chance that a sibling is right where the chain is wrong
     inside the target (1 + s_1 + ... + s_γ) / (drafting γ + verifying γ + 1 rows); a run's steps share its round trip
     a guess at hand   (1 + its own tokens' chances) / (a round trip + verifying), several that disagree as one tree
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import Acceptance
@@ -51,6 +52,7 @@ class Plan:
     candidate: Candidate | None = None
     is_guess: bool = False
     tree: GuessTree | None = None
+    tree_width: int = 0
 
     @property
     def key(self) -> str:
@@ -72,7 +74,14 @@ class Plan:
     def choice(self, reason: str, credit_tokens: int) -> Choice:
         """`credit_tokens` matter to runs alone."""
         choice = Choice(
-            self.drafter, self.num_draft_tokens, reason, credit_tokens, self.candidate, 1000 * self.rate, self.tree
+            self.drafter,
+            self.num_draft_tokens,
+            reason,
+            credit_tokens,
+            self.candidate,
+            1000 * self.rate,
+            self.tree,
+            self.tree_width,
         )
         return choice if choice.is_run else dataclasses.replace(choice, credit_tokens=0)
 
@@ -87,15 +96,19 @@ class Objective:
 
     def acceptance(self, candidate: Candidate) -> Acceptance:
         """This stream's own, which begins with what its scope has seen."""
-        if candidate.key not in self._acceptance:
-            self._acceptance[candidate.key] = Acceptance(prior=self._shared.prior(candidate))
-        return self._acceptance[candidate.key]
+        name = candidate.learnt_as
+        if name not in self._acceptance:
+            self._acceptance[name] = Acceptance(prior=self._shared.prior(candidate))
+        return self._acceptance[name]
 
     def plain(self, credit_tokens: int) -> Plan:
         return Plan(PLAIN, 0, PLAIN_PROBE_TOKENS, PLAIN_PROBE_TOKENS * max(MIN_MS, self._costs.plain_ms(credit_tokens)))
 
-    def best_of(self, candidate: Candidate, max_draft_tokens: int, credit_tokens: int) -> Plan:
-        """With the γ that pays most, 0 not among them."""
+    def best_of(self, candidate: Candidate, max_draft_tokens: int, credit_tokens: int, min_width: int = 1) -> Plan:
+        """With the γ that pays most, 0 not among them; of a tree with the shape that does, `min_width` at least, which
+        must be among the drafts allowed."""
+        if candidate.max_width > 1:
+            return _best(self._trees(candidate, candidate.cap(max_draft_tokens), min_width))
         expected = self.acceptance(candidate).expected_tokens(candidate.cap(max_draft_tokens))
         gammas = range(1, len(expected))
         if candidate.on_target:
@@ -135,6 +148,16 @@ class Objective:
     def run_tokens(self, plan: Plan) -> int:
         """Of a run that the target drafts for: few, so that γ stays right, but enough for its round trip."""
         return max(MIN_RUN_TOKENS, math.ceil(plan.rate * self._costs.verify_network.value() / ROUND_TRIP_SHARE))
+
+    def _trees(self, candidate: Candidate, max_draft_tokens: int, min_width: int) -> Iterator[Plan]:
+        """Every depth and width: a level takes one draft of the chain and adds as many rows as it is wide."""
+        siblings, network_ms = self._shared.siblings(candidate), self._costs.draft(candidate).network.value()
+        for width in range(min_width, candidate.max_width + 1):
+            expected = siblings.expected_tokens(self.acceptance(candidate).hazards(max_draft_tokens // width), width)
+            for levels in range(1, len(expected)):
+                num_drafts = levels * width
+                ms = network_ms + self._costs.draft_ms(candidate, levels) + self._costs.local_round_ms(num_drafts)
+                yield Plan(candidate.name, num_drafts, expected[levels], ms, candidate, tree_width=width)
 
     def _together(self, guesses: Sequence[Guess], max_draft_tokens: int) -> Plan | None:
         """As a tree, where rows are cheap enough for more than one chain of it."""

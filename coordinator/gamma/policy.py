@@ -14,17 +14,25 @@ from outrider.results import DrafterOutlook
 class Candidate:
     """A drafter that can be asked now: of a draft worker, whose `model` is a fingerprint, or inside the target, where a
     draft costs no message and rounds go on without a round trip between them. `max_draft_tokens` 0: as many as wanted.
+    `max_width` above 1: it puts up to so many guesses beside each token of the chain that `trunk` would draft.
     """
 
     name: str
     model: str = ""
     on_target: bool = False
     max_draft_tokens: int = 0
+    max_width: int = 1
+    trunk: str = ""
 
     @property
     def key(self) -> str:
-        """What is learnt under this name is true of the drafter and the model behind it."""
-        return f"{'target' if self.on_target else 'draft'}:{self.name}:{self.model}"
+        """Tells drafters apart, and the models behind them."""
+        return f"{self.learnt_as}/{self.name}"
+
+    @property
+    def learnt_as(self) -> str:
+        """What is learnt of costs and acceptance goes under this name: of a tree, that of its trunk."""
+        return f"{'target' if self.on_target else 'draft'}:{self.trunk or self.name}:{self.model}"
 
     def cap(self, max_draft_tokens: int) -> int:
         """Drafts that a round of it may carry."""
@@ -37,7 +45,8 @@ class Choice:
 
     `candidate`: who drafts; None: nobody, or a local drafter. One on the target drafts `num_draft_tokens` at each step
     of a run of up to `credit_tokens` tokens. `expected_tokens_per_s`: what it was chosen for; 0: not by expectation.
-    `tree`: the drafts themselves, where local guesses that disagree are verified together.
+    `tree`: the drafts themselves, where local guesses that disagree are verified together. `tree_width`: guesses beside
+    one another at each level of a tree drafter; 0: as it likes.
     """
 
     drafter: str
@@ -47,6 +56,7 @@ class Choice:
     candidate: Candidate | None = None
     expected_tokens_per_s: float = 0.0
     tree: GuessTree | None = None
+    tree_width: int = 0
 
     @property
     def is_run(self) -> bool:
@@ -61,7 +71,7 @@ class RoundReport:
 
     `is_local`: its drafts were a guess at hand, nobody was asked. `num_draft_tokens`: drafts checked, the last
     `num_local` of them a local drafter's: after the chosen one's, or instead of them when they were late.
-    `soft_acceptances`: one byte per draft, see `Verdict`; empty: not told, or the drafts were a tree. `ended`: the
+    `soft_acceptances`: one byte per draft, see `Verdict`; empty: not told. `parents`: shape of a tree. `ended`: the
     stream ended with it, so that a missing acceptance is no rejection. `draft_ms` and `verify_ms` are the workers' own
     times, queues included; networks are round trips less those. `wait_ms`: time lost to a proposal that came too late,
     or never.
@@ -74,6 +84,7 @@ class RoundReport:
     num_accepted: int = 0
     num_committed: int = 0
     soft_acceptances: bytes = b""
+    parents: tuple[int, ...] = ()
     ended: bool = False
     draft_ms: float = 0.0
     draft_network_ms: float = 0.0

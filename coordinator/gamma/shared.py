@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from coordinator.gamma.acceptance import PRIOR_HAZARD, Acceptance
 from coordinator.gamma.costs import RoundCosts
 from coordinator.gamma.policy import Candidate
+from coordinator.gamma.tree_acceptance import Siblings
 
 MAX_SCOPES = 1024
 """Tenants and kinds of sampling whose priors are kept; the least recently used go first."""
@@ -20,17 +21,22 @@ class PairEstimates:
         self.costs = costs or RoundCosts()
         self._priors: dict[str, Acceptance] = {}
         self._starts: dict[str, float] = {}
+        self._siblings: dict[str, Siblings] = {}
 
     def prior(self, candidate: Candidate) -> Acceptance:
         """Of every stream of the scope, with this drafter and the model behind it."""
-        if candidate.key not in self._priors:
-            start = self._starts.get(candidate.key, PRIOR_HAZARD)
-            self._priors[candidate.key] = Acceptance(decay=0.995, start=start)
-        return self._priors[candidate.key]
+        name = candidate.learnt_as
+        if name not in self._priors:
+            self._priors[name] = Acceptance(decay=0.995, start=self._starts.get(name, PRIOR_HAZARD))
+        return self._priors[name]
+
+    def siblings(self, candidate: Candidate) -> Siblings:
+        """Of every stream of the scope."""
+        return self._siblings.setdefault(candidate.learnt_as, Siblings())
 
     def expect(self, candidate: Candidate, chance: float) -> None:
         """A first estimate for a drafter that nobody of the scope has used."""
-        self._starts.setdefault(candidate.key, chance)
+        self._starts.setdefault(candidate.learnt_as, chance)
 
 
 class SharedEstimates:

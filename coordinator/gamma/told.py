@@ -11,6 +11,9 @@ from outrider.lm.timing import PassTiming
 from outrider.results import TargetDrafter
 from outrider.serving.worker_calls import TARGET, WorkerDescription
 
+TREE, CHAIN = "tree", "model"
+"""A draft worker's tree drafter draws the chain that its model drafter would, with more guesses beside each token."""
+MAX_TREE_WIDTH = 4
 MIN_PASSES = 8
 """A line through fewer passes says little."""
 
@@ -19,7 +22,13 @@ def draft_candidates(description: WorkerDescription | None) -> tuple[Candidate, 
     """Drafters of a draft worker."""
     if description is None:
         return ()
-    return tuple(Candidate(name, description.model.model_fingerprint) for name in description.drafters)
+    fingerprint = description.model.model_fingerprint
+    return tuple(
+        Candidate(name, fingerprint, max_width=MAX_TREE_WIDTH, trunk=CHAIN)
+        if name == TREE
+        else Candidate(name, fingerprint)
+        for name in description.drafters
+    )
 
 
 def target_candidates(description: WorkerDescription | None) -> Iterator[Candidate]:

@@ -32,6 +32,11 @@ class SealedProposal:
     message: Any = None
 
     @property
+    def parents(self) -> tuple[int, ...]:
+        """As in `Proposal`; empty: a chain."""
+        return tuple(parent - 1 for parent in self.message.parents) if self.is_tree else ()
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """The drafts."""
         return tuple(self.message.token_ids) if self.message is not None else ()
@@ -126,14 +131,17 @@ def draft_open(opening: DraftOpening) -> Any:
     return draft_pb2.DraftServiceSessionRequest(open=convert.draft_open_to_pb(opening))
 
 
-def draft_advance(header: Header, committed_ids: Sequence[int], num_draft_tokens: int, drafter: str) -> Any:
-    """`header` is the state after `committed_ids` are appended."""
+def draft_advance(
+    header: Header, committed_ids: Sequence[int], num_draft_tokens: int, drafter: str, tree_width: int = 0
+) -> Any:
+    """`header` is the state after `committed_ids` are appended. `tree_width` 0: the worker's own."""
     return draft_pb2.DraftServiceSessionRequest(
         advance=draft_pb2.DraftAdvance(
             header=convert.header_to_pb(header),
             committed_ids=committed_ids,
             num_draft_tokens=num_draft_tokens,
             drafter=drafter,
+            tree_width=tree_width,
         )
     )
 

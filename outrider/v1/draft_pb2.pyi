@@ -64,7 +64,7 @@ class DraftOpened(_message.Message):
     def __init__(self, context_length: _Optional[int] = ...) -> None: ...
 
 class DraftAdvance(_message.Message):
-    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start")
+    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start", "tree_width")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class DraftAdvance(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
+    TREE_WIDTH_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
@@ -79,7 +80,8 @@ class DraftAdvance(_message.Message):
     drafter: str
     features: bytes
     features_start: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ...) -> None: ...
+    tree_width: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., tree_width: _Optional[int] = ...) -> None: ...
 
 class DraftProposal(_message.Message):
     __slots__ = ("header", "proposal", "features_end")

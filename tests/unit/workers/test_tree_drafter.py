@@ -13,7 +13,7 @@ from draft_worker.session import KNOWN_DRAFTERS, DraftSession
 from draft_worker.tree_drafter import NAME
 from outrider.drafting import tree
 from outrider.drafting.proposal import check
-from outrider.errors import Internal
+from outrider.errors import Internal, InvalidArgument
 from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
 
 TARGET, DRAFT = toy("vocab=16,seed=1"), toy("vocab=16,seed=1,agreement=0.8")
@@ -123,3 +123,12 @@ def test_a_bad_row_ends_the_tree_before_its_children() -> None:
             with pytest.raises(Internal, match="NaN"):
                 hand.run(program)
         assert session.log.history.num_output_tokens == 0
+
+
+def test_a_round_may_ask_for_another_width() -> None:
+    session, hand = draft_session(DRAFT, RULES["block"], width=2), HandDriver(DRAFT.logits_for)
+    for tree_width, parents in ((3, (-1, -1, -1, 0, 0, 0)), (1, ()), (0, (-1, -1, 0, 0, 2, 2))):
+        proposal = hand.run(session.advance(session.log.header, (), 6, NAME, tree_width))
+        assert proposal.parents == parents
+    with pytest.raises(InvalidArgument, match="tree_width is 17, must be at most 16"):
+        hand.run(session.advance(session.log.header, (), 6, NAME, 17))
