@@ -16,6 +16,7 @@ from outrider.results import TargetDrafter
 from outrider.serving.equipment import Equipment
 from outrider.settings import TargetWorkerSettings
 from target_worker.drafters import HeldDrafter
+from target_worker.self_drafters import SelfDrafters
 from target_worker.toy_drafter import KIND as TOY
 from target_worker.toy_drafter import HeldToy
 
@@ -28,6 +29,7 @@ class Heads(Equipment):
         self._loaded: LoadedModel | None = None
         self._trained: list[Any] = []
         """Those with weights, `HeldHead`s: torch is imported where there is one."""
+        self._own_layers = SelfDrafters()
         self.held: dict[str, HeldDrafter] = {}
 
     def prepare(self, loaded: LoadedModel) -> None:
@@ -48,11 +50,12 @@ class Heads(Equipment):
 
     async def try_out(self, engine: Engine) -> None:
         """Raises FailedPrecondition on a head that hardly ever agrees with the model."""
+        assert self._loaded is not None, "prepared first"
         if self._trained:
             from target_worker.head_probe import try_out
 
-            assert self._loaded is not None, "prepared first"
             await try_out(self._trained, self._loaded, engine)
+        await self._own_layers.try_out(self._loaded, engine)
 
     @property
     def target_drafters(self) -> Sequence[TargetDrafter]:
@@ -61,6 +64,9 @@ class Heads(Equipment):
     def _load(self, name: str, source: str, loaded: LoadedModel) -> HeldDrafter:
         if source.startswith(TOY_PREFIX):
             return HeldToy(name or TOY, source, loaded.model)
+        own_layers = self._own_layers.load(name, source, loaded)
+        if own_layers is not None:
+            return own_layers
         from outrider.lm.heads.target import HeadTarget
         from target_worker.head_drafter import HeldHead
 
