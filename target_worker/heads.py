@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.drafts import head_folder
 from outrider.errors import InvalidArgument
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
@@ -86,7 +87,7 @@ class Heads(Equipment):
             fingerprint=about.model_fingerprint,
             folder=folder if folder.is_dir() else None,
         )
-        held = HeldHead(name, source, target)
+        held = HeldHead(name, str(head_folder(source) or source), target)
         self._trained.append(held)
         return held
 

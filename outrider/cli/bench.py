@@ -81,13 +81,14 @@ def _command(
     with reporting_errors():
         refuse_unknown_variables()
         refuse_variables(NOT_HONOURED, "bench")
-        settings = TargetWorkerSettings(**small_worker(target, model=target, dtype=dtype), **choose_heads(heads))
+        values = small_worker(target, model=target, dtype=dtype, heads=choose_heads(target, heads))
+        settings = TargetWorkerSettings(**values)
         cells = _cells(prompts, workload or [], temperature or [0.0], num_prompts)
         if sweep and profile_file:
             raise InvalidArgument("profile needs a run without sweep", field="profile")
         if profile_file is not None:
             profile_file.touch()  # a folder that is not there is told now and not after the run
-        chosen = choose_draft(target, draft)
+        chosen = choose_draft(target, draft, settings.heads)
         if chosen is None and not settings.heads:
             raise InvalidArgument(
                 "draft none leaves plain decoding to compare with itself: give a --draft or --heads", field="draft"

@@ -21,6 +21,9 @@ from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
 from outrider.sampling.params import Origin
 
 _COLOURS = {Origin.ACCEPTED: "green", Origin.CORRECTION: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: "white"}
+_OTHER_DRAFTERS = {"model", "tree", "text", "lookup", "suffix"}
+"""Of draft workers and of the coordinator."""
+_HEAD_PAYS = " The head in the target worker costs little, and pays."
 _QUESTION = "Explain in a few sentences why the sky is blue."
 
 
@@ -39,15 +42,14 @@ def _command(
     with reporting_errors():
         refuse_unknown_variables()
         refuse_variables(NOT_HONOURED, "demo")
-        same = asyncio.run(_demo(target, choose_draft(target, draft), choose_heads(heads), max_tokens))
+        same = asyncio.run(_demo(target, choose_draft(target, draft), choose_heads(target, heads), max_tokens))
         raise SystemExit(0 if same else 1)
 
 
-async def _demo(target: str, draft: str | None, heads: dict[str, Any], max_tokens: int) -> bool:
-    """heads: settings of the target worker."""
+async def _demo(target: str, draft: str | None, heads: tuple[str, ...], max_tokens: int) -> bool:
     await asyncio.to_thread(prepare, target, draft)
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
-    workers: dict[str, Any] = {"target_worker": small_worker(target, **heads), "draft_worker": small_worker(draft)}
+    workers: dict[str, Any] = {"target_worker": small_worker(target, heads=heads), "draft_worker": small_worker(draft)}
     async with local_stack(target, draft, **workers) as stack, Client(stack.address) as client:
         info = await client.model_info()
         await client.complete(for_model([_QUESTION], info)[0], max_tokens=8)  # warm-up
@@ -56,19 +58,28 @@ async def _demo(target: str, draft: str | None, heads: dict[str, Any], max_token
         (question,) = for_model([_QUESTION], info)
         streamed = await _stream(client, question, options)
         same = await _compare(client, question, streamed, options, "adaptive γ")
+        half: GenerateOptions = {**options, "max_tokens": max_tokens // 2}
+        for name in _own_drafters(info):
+            by_head: GenerateOptions = {**half, "drafter": name, "num_speculative_tokens": 3}
+            answer = await client.complete(question, **by_head)
+            same &= await _compare(client, question, answer, half, f"drafts of the target's own head ({name}), γ = 3")
         if "model" in info.drafters:
-            half: GenerateOptions = {**options, "max_tokens": max_tokens // 2}
             fixed: GenerateOptions = {**half, "drafter": "model", "num_speculative_tokens": 4}
             answer = await client.complete(question, **fixed)
             same &= await _compare(client, question, answer, half, "model drafts, γ = 4")
         if draft == target:
             out.print(
-                "This pair drafts for itself: the model drafter costs as much as the target, so it proves exactness\n"
-                "but cannot be faster. Lookup drafts cost nothing, and pay where an answer copies from its prompt.\n"
+                "The draft worker holds the target's own model here: it costs as much as the target, so it proves\n"
+                f"exactness but cannot be faster.{_HEAD_PAYS if heads else ''}\n"
+                "Lookup drafts cost nothing, and pay where an answer copies from its prompt.\n"
             )
         if "lookup" in info.drafters:
             same &= await _copying(client, info, options)
         return same
+
+
+def _own_drafters(info: ModelInfo) -> list[str]:
+    return [name for name in info.drafters if name not in _OTHER_DRAFTERS]
 
 
 async def _stream(client: Client, prompt: Prompt, options: GenerateOptions) -> Completion:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 from typing import Annotated, Any, Literal
 
 import typer
@@ -13,7 +14,9 @@ from outrider.cli.console import err
 from outrider.cli.flags import flag_of, keyword
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.client import GenerateOptions
+from outrider.drafts import heads_of
 from outrider.errors import InvalidArgument
+from outrider.settings import PREFIX
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 AUTO_DRAFT = "auto"
@@ -30,8 +33,8 @@ Draft = Annotated[
     str,
     typer.Option(
         "--draft",
-        help=f"Draft, in the same forms; `none` for no draft worker. auto: {DEFAULT_MODEL}, or for a toy target the "
-        f"same toy with agreement {TOY_AGREEMENT}.",
+        help=f"Draft, in the same forms; `none` for no draft worker. auto: none beside heads, {DEFAULT_MODEL} without; "
+        f"for a toy target the same toy with agreement {TOY_AGREEMENT}.",
     ),
 ]
 
@@ -39,8 +42,8 @@ Heads = Annotated[
     str,
     typer.Option(
         "--heads",
-        help="Heads that draft inside the target worker, comma separated: folders, hub ids, name=any of these, or "
-        "`none`. auto: those of OUTRIDER_HEADS, or none.",
+        help="Heads that draft inside the target worker, comma separated: names, folders, hub ids, name=any of these, "
+        "or `none`. auto: those of OUTRIDER_HEADS, or the one that comes with the target.",
     ),
 ]
 
@@ -100,15 +103,17 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def choose_heads(heads: str) -> dict[str, Any]:
-    """Settings of a target worker for what `--heads` says; none where the environment decides."""
+def choose_heads(target: str, heads: str) -> tuple[str, ...]:
+    """Setting `heads` of a target worker for what `--heads` says; where it says nothing, the environment's, or the head
+    that comes with the target."""
     if heads == AUTO_HEADS:
-        return {}
-    return {"heads": () if heads == "none" else tuple(filter(None, (entry.strip() for entry in heads.split(","))))}
+        heads = os.environ.get(f"{PREFIX}HEADS") or ",".join(heads_of(target))
+    return () if heads == "none" else tuple(filter(None, (entry.strip() for entry in heads.split(","))))
 
 
-def choose_draft(target: str, draft: str) -> str | None:
-    """The draft model; None where the user asked for no draft worker. Says so where a toy is chosen for the user.
+def choose_draft(target: str, draft: str, heads: tuple[str, ...] = ()) -> str | None:
+    """The draft model; None where the user asked for no draft worker, or for nothing where `heads` draft already. Says
+    so where a toy is chosen for the user.
 
     Raises InvalidArgument for a toy target that is none.
     """
@@ -116,6 +121,8 @@ def choose_draft(target: str, draft: str) -> str | None:
         return None
     if draft != AUTO_DRAFT:
         return draft
+    if heads:
+        return None
     if not target.startswith("toy:"):
         return DEFAULT_MODEL
     from outrider.lm.toy import parse_toy

@@ -89,7 +89,8 @@ def _command(*, target: str, draft: str, heads: str, **given: Any) -> None:
     with reporting_errors():
         refuse_unknown_variables()
         refuse_variables({**NOT_HONOURED, "revision": "give --revision and --draft-revision"}, "up")
-        asyncio.run(_up(target, choose_draft(target, draft), {**given, **choose_heads(heads)}))
+        chosen = choose_heads(target, heads)
+        asyncio.run(_up(target, choose_draft(target, draft, chosen), {**given, "heads": chosen}))
 
 
 def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -148,7 +149,7 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     stop_grace_s = settings["shared"].get("drain_grace_s", 30.0) + 5.0
     async with local_stack(target, draft, **settings, on_line=_print_line, stop_grace_s=stop_grace_s) as stack:
-        _announce(stack, target, draft)
+        _announce(stack, target, draft, settings["target_worker"].get("heads", ()))
         ended = asyncio.create_task(stack.first_exit((TARGET_WORKER, COORDINATOR)))
         tasks = {ended, asyncio.create_task(_keep_draft_worker(stack))} if draft else {ended}
         try:
@@ -195,8 +196,9 @@ def _print_line(role: str, line: str) -> None:
     err.print(line, markup=False)
 
 
-def _announce(stack: Stack, target: str, draft: str | None) -> None:
-    out.print(f"[bold green]outrider is up[/] on [bold]{stack.address}[/]  (target {target}, draft {draft or 'none'})")
+def _announce(stack: Stack, target: str, draft: str | None, heads: tuple[str, ...]) -> None:
+    drafts = ", ".join(filter(None, (draft, *(f"head {name}" for name in heads)))) or "none"
+    out.print(f"[bold green]outrider is up[/] on [bold]{stack.address}[/]  (target {target}, draft {drafts})")
     for role, child in stack.processes.items():
         out.print(f"  {role:>13}  {child.address}  pid {child.pid}")
     text = "Once upon a time"

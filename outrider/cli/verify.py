@@ -78,8 +78,8 @@ def _command(
             seed=secrets.randbits(48) if seed is None else seed,
         )
         texts = spread(read_prompts(prompts_file), prompts)
-        settings = TargetWorkerSettings(**{"model": target, "dtype": dtype, **choose_heads(heads)})
-        report = asyncio.run(_verify(settings, choose_draft(target, draft), address, texts, plan))
+        settings = TargetWorkerSettings(model=target, dtype=dtype, heads=choose_heads(target, heads))  # type: ignore[arg-type]
+        report = asyncio.run(_verify(settings, choose_draft(target, draft, settings.heads), address, texts, plan))
         if not as_json:
             _print_tables(report)
         print_json(report.as_json())

@@ -51,8 +51,9 @@ def main() -> None:
         if text("GAMMA"):
             speculation["num_speculative_tokens"] = number("GAMMA", 1)
         common: GenerateOptions = {**NEUTRAL, "max_tokens": max_tokens, "ignore_eos": False}
-        values = {"model": prepare(target), "dtype": text("DTYPE", "auto"), **choose_heads(text("HEADS", AUTO_HEADS))}
-        settings = TargetWorkerSettings(**values)
+        heads = choose_heads(target, text("HEADS", AUTO_HEADS))
+        values = {"model": prepare(target), "dtype": text("DTYPE", "auto"), "heads": heads}
+        settings = TargetWorkerSettings(**values)  # type: ignore[arg-type]
         draft_path = prepare(draft) or None
         cells = [Cell(workload, temperature, ()) for workload in workloads for temperature in temperatures]
         figures = asyncio.run(run(settings, draft_path, cells, num_prompts, common, speculation))

@@ -240,13 +240,19 @@ def test_a_toy_target_gets_a_toy_draft() -> None:
     assert choose_draft("toy:vocab=16,seed=1", "auto") == "toy:vocab=16,seed=1,agreement=0.8"
     assert choose_draft("some/model", "auto") == "smollm2-135m"
     assert choose_draft("toy:vocab=16", "none") is None
+    assert choose_draft("some/model", "auto", ("head",)) is None
+    assert choose_draft("some/model", "some/draft", ("head",)) == "some/draft"
     assert choose_draft("toy:vocab=16", "toy:vocab=16") == "toy:vocab=16"
 
 
-def test_heads_are_named_left_out_or_the_environments() -> None:
-    assert choose_heads("auto") == {}
-    assert choose_heads("none") == {"heads": ()}
-    assert choose_heads("head, eagle=owner/name") == {"heads": ("head", "eagle=owner/name")}
+def test_heads_are_named_left_out_the_environments_or_those_that_come_with_the_target(monkeypatch) -> None:
+    assert choose_heads("smollm2-135m", "auto") == ("smollm2-135m-eagle3",)
+    assert choose_heads("some/model", "auto") == choose_heads("toy:", "auto") == ()
+    assert choose_heads("smollm2-135m", "none") == ()
+    assert choose_heads("smollm2-135m", "head, eagle=owner/name") == ("head", "eagle=owner/name")
+    monkeypatch.setenv("OUTRIDER_HEADS", "mine")
+    assert choose_heads("smollm2-135m", "auto") == ("mine",)
+    assert choose_heads("smollm2-135m", "none") == ()
 
 
 def test_own_prompts_are_many_and_of_all_kinds() -> None:
