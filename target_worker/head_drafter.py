@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from outrider.drafting.drafter import Drafter
 from outrider.drafting.heads import EagleDrafter, MedusaDrafter
 from outrider.lm.heads import Head, ProbeReport, ProbeText, choose_convention, feature_states, load_head
@@ -35,14 +37,15 @@ class HeldHead:
     """A head for all sessions. Raises InvalidArgument, naming file and key, where it does not fit the target."""
 
     def __init__(self, name: str, source: str, target: HeadTarget) -> None:
-        self._head: Head = load_head(source, target, dtype=target.dtype)
+        dtype = _cheapest_dtype(target)
+        self._head: Head = load_head(source, target, dtype=dtype)
         head = self._head
         self.description = TargetDrafter(
             name or head.kind,
             head.kind,
             source=source,
             num_parameters=head.num_parameters,
-            weight_bytes=head.num_parameters * target.dtype.itemsize,
+            weight_bytes=head.num_parameters * dtype.itemsize,
             max_draft_tokens=head.num_heads if isinstance(head, MedusaHead) else 0,
         )
 
@@ -74,3 +77,10 @@ class HeldHead:
         if isinstance(self._head, MedusaHead):
             return MedusaDrafter(self.description.name, self._head, log, features)
         return EagleDrafter(self.description.name, self._head, log, features)
+
+
+def _cheapest_dtype(target: HeadTarget) -> torch.dtype:
+    """Half the bytes where the processor multiplies them directly: no text depends on how precise a guess is."""
+    if target.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16
+    return target.dtype

@@ -126,7 +126,7 @@ def support(logits: np.ndarray, params: SamplingParams, stopping: StoppingParams
     ids: np.ndarray | None = None
     if 0 < params.top_k < len(logits):
         ids = likeliest(logits, params.top_k)
-    weights = _tempered(logits if ids is None else logits[ids], params.temperature)
+    weights = tempered(logits if ids is None else logits[ids], params.temperature)
     if params.top_p < 1.0:
         ids, weights = _keep_top_p(logits, ids, weights, params.top_p)
     if params.min_p > 0.0:
@@ -176,8 +176,8 @@ def _apply_penalties(logits: np.ndarray, params: SamplingParams, history: Histor
     logits[ids] = rows
 
 
-def _tempered(logits: np.ndarray, temperature: float) -> np.ndarray:
-    """Subtracting the largest first keeps any temperature from overflowing, and makes the largest exactly 0."""
+def tempered(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """float64 log-probabilities up to a constant, the largest 0. Subtracting the largest first keeps any temperature from overflowing, and makes the largest exactly 0."""
     weights = logits.astype(np.float64)
     weights -= weights.max()
     if temperature != 1.0:

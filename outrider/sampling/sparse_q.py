@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.drafting.proposal import MAX_Q_ENTRIES, Q_TOTAL, SparseQ
-from outrider.sampling.distribution import likeliest, support
+from outrider.sampling.distribution import likeliest, processed_logits, support, tempered
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams, StoppingParams
 
@@ -30,9 +30,16 @@ def sparse_q(
         raise ValueError(f"max_entries is {max_entries}, must be in [1, {MAX_Q_ENTRIES}]")
     if params.greedy:
         raise ValueError("temperature is 0: draft the greedy token as one-hot, without q")
-    ids, weights = support(logits, params, stopping, history)
-    ranked = likeliest(weights, max_entries)
-    masses = np.exp(weights[ranked])
+    if params.top_p >= 1.0 and params.min_p <= 0.0:
+        # Filters that go by rank alone: the few that stay are found before anything is computed of the others.
+        logits = processed_logits(logits, params, stopping, history)
+        ids = None
+        ranked = likeliest(logits, min(max_entries, params.top_k) if params.top_k > 0 else max_entries)
+        masses = np.exp(tempered(logits[ranked], params.temperature))
+    else:
+        ids, weights = support(logits, params, stopping, history)
+        ranked = likeliest(weights, max_entries)
+        masses = np.exp(weights[ranked])
     counts = to_counts(masses)
     ids = ranked if ids is None else ids[ranked]
     drawable = counts > 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from outrider.drafting.proposal import Q_TOTAL, Proposal, check
 from outrider.errors import Internal
 from outrider.sampling import History, SamplingParams, StoppingParams, distribution, draw_draft, sparse_q
+from outrider.sampling.distribution import likeliest, support
 from outrider.sampling.sparse_q import to_counts
 
 NO_STOP = StoppingParams(max_tokens=100)
@@ -101,3 +102,21 @@ def test_refusals() -> None:
     row[2] = np.nan
     with pytest.raises(Internal, match="NaN at id 2"):
         sparse_q(row, SamplingParams(), NO_STOP, EMPTY, 64)
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 5, 100])
+@pytest.mark.parametrize("temperature", [1e-3, 0.7, 1.0, 30.0])
+def test_filters_by_rank_alone_give_what_the_whole_distribution_gives(top_k, temperature):
+    """The slow twin: every filter over the whole vocabulary, then the likeliest, ties and rows of -inf included."""
+    rng = np.random.default_rng(top_k)
+    params = SamplingParams(temperature=temperature, top_k=top_k)
+    for _ in range(20):
+        logits = rng.integers(-6, 6, 300).astype(np.float32) / 2
+        logits[rng.random(300) < 0.5] = -np.inf
+        ids, weights = support(logits, params, NO_STOP, EMPTY)
+        ranked = likeliest(weights, 64)
+        counts = to_counts(np.exp(weights[ranked]))
+        expected = (ranked if ids is None else ids[ranked])[counts > 0]
+        q = sparse_q(logits, params, NO_STOP, EMPTY, 64)
+        assert q.ids.tolist() == expected.tolist()
+        assert q.counts.tolist() == counts[counts > 0].tolist()
