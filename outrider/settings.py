@@ -143,8 +143,8 @@ class TargetWorkerSettings(WorkerSettings):
     tensor_parallel: int = Field(1, ge=1, le=64, description="Processes that share the model's weights and cache.")
     heads: AddressList = Field(
         (),
-        description="Heads that draft inside this worker: folder or file, name=... before it where two are of a kind, "
-        "comma separated, the default first. Empty: none.",
+        description="What drafts inside this worker, comma separated, the default first: a head's folder or file "
+        "(name=... before it where two are of a kind), one that comes with outrider, skip, or skip:10;11. Empty: none.",
     )
     cache_overcommit: float = Field(
         2.0, ge=1, description="Cache blocks promised to streams per block there is; 1: none is ever preempted."

@@ -177,7 +177,10 @@ def _apply_penalties(logits: np.ndarray, params: SamplingParams, history: Histor
 
 
 def tempered(logits: np.ndarray, temperature: float) -> np.ndarray:
-    """float64 log-probabilities up to a constant, the largest 0. Subtracting the largest first keeps any temperature from overflowing, and makes the largest exactly 0."""
+    """float64 log-probabilities up to one constant, the largest being exactly 0.
+
+    Subtracting the largest first keeps any temperature from overflowing.
+    """
     weights = logits.astype(np.float64)
     weights -= weights.max()
     if temperature != 1.0:
