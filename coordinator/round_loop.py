@@ -138,7 +138,7 @@ class RoundLoop:
                 num_accepted=num_accepted,
                 num_committed=len(verdict.committed_ids),
                 soft_acceptances=verdict.soft_acceptances,
-                parents=drafted.proposal.parents,
+                parents=() if verdict.proposal_fault else drafted.proposal.parents,
                 ended=self._stream.finished,
                 draft_ms=(drafted.proposal.queue_us + drafted.proposal.compute_us) / 1000,
                 draft_network_ms=drafted.network_ms,

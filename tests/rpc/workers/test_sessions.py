@@ -27,7 +27,7 @@ from session_clients import (
 from outrider.drafting.proposal import Proposal
 from outrider.errors import Aborted, FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.sampling.params import AcceptanceRule, SamplingParams
-from outrider.serving import convert
+from outrider.serving import convert, convert_worker
 from outrider.serving.status import from_rpc_error
 from outrider.v1 import common_pb2, draft_pb2, target_pb2
 
@@ -422,4 +422,4 @@ async def test_a_worker_tells_what_its_passes_cost():
         timings = (await worker.describe()).timings
         assert [(timing.prefill, timing.min_sequences, timing.max_sequences) for timing in timings] == [(False, 1, 1)]
         assert timings[0].num_passes >= 12
-        assert convert.timing_from_pb(timings[0]).ms(1, 10) >= 1.5, "2 ms are slept in a pass"
+        assert convert_worker.timing_from_pb(timings[0]).ms(1, 10) >= 1.5, "2 ms are slept in a pass"
