@@ -12,7 +12,7 @@ import numpy as np
 
 from draft_worker.device_decision import DraftDecision
 from draft_worker.ids import DraftIds, OwnIds
-from outrider.drafting.chain import draw_token
+from outrider.drafting.chain import draw_token, length_in_step
 from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.errors import Internal
 from outrider.lm.interface import Forward, Program, SequenceHandle
@@ -141,13 +141,8 @@ class ModelDrafter:
 
     def _not_cached(self, sequence: SequenceHandle) -> list[int]:
         """Forgets cached drafts that were not committed; gives the committed ids left to compute, at least the last."""
-        committed, cached = self._ids.committed(), sequence.token_ids
-        length = self._num_in_step
-        most = min(len(cached), len(committed) - 1)
-        while length < most and cached[length] == committed[length]:
-            length += 1
-        # A cache that already held the last committed token gives it up: only a pass over it yields its logits.
-        length = min(length, most)
+        committed = self._ids.committed()
+        length = length_in_step(sequence.token_ids, committed, self._num_in_step)
         sequence.truncate(length)
         assert sequence.token_ids[self._num_in_step :] == committed[self._num_in_step : length], "cache left the prefix"
         self._num_in_step = min(length, self._ids.num_final())

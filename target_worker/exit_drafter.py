@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.drafting.chain import drafting
+from outrider.drafting.chain import drafting, length_in_step
 from outrider.drafting.proposal import Proposal
 from outrider.lm.interface import Forward, Program, SequenceHandle
 from outrider.results import TargetDrafter
@@ -65,7 +65,7 @@ class ExitDrafter:
         self._fall_in_step()
         rows = log.ids[len(sequence.token_ids) :]
         queue_us = 0
-        with drafting(log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, len(log.ids)) as chain:
+        with drafting(log) as chain:
             while len(chain.token_ids) < num_draft_tokens and not chain.ends_text:
                 result = yield Forward(sequence, rows, num_logits=0, num_layers=self._exit_layer)
                 queue_us += result.queue_us
@@ -88,12 +88,8 @@ class ExitDrafter:
 
     def _fall_in_step(self) -> None:
         """Forgets drafts that were not committed, and the last committed id: only a pass over it gives its logits."""
-        ids, own = self._log.ids, self._context_ids
-        length = self._num_in_step
-        most = min(len(own), len(ids) - 1)
-        while length < most and own[length] == ids[length]:
-            length += 1
-        self._num_in_step = min(length, most)
+        own = self._context_ids
+        self._num_in_step = length_in_step(own, self._log.ids, self._num_in_step)
         self._context.truncate(self._num_in_step)
         del own[self._num_in_step :]
 

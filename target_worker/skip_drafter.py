@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from outrider.drafting.chain import drafting
+from outrider.drafting.chain import drafting, length_in_step
 from outrider.drafting.proposal import Proposal
 from outrider.errors import InvalidArgument
 from outrider.lm.engine import Engine
@@ -106,7 +106,7 @@ class SkipDrafter:
         self._fall_in_step(sequence)
         rows = log.ids[len(sequence.token_ids) :]
         num_ingested, queue_us = len(rows), 0
-        with drafting(log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, len(log.ids)) as chain:
+        with drafting(log) as chain:
             while len(chain.token_ids) < num_draft_tokens and not chain.ends_text:
                 result = yield Forward(sequence, rows)
                 queue_us += result.queue_us
@@ -130,12 +130,8 @@ class SkipDrafter:
 
     def _fall_in_step(self, sequence: SequenceHandle) -> None:
         """Forgets drafts that were not committed, and the last committed id: only a pass over it gives its logits."""
-        ids, cached = self._log.ids, sequence.token_ids
-        length = self._num_in_step
-        most = min(len(cached), len(ids) - 1)
-        while length < most and cached[length] == ids[length]:
-            length += 1
-        self._num_in_step = min(length, most)
+        ids = self._log.ids
+        self._num_in_step = length_in_step(sequence.token_ids, ids, self._num_in_step)
         sequence.truncate(self._num_in_step)
         sequence.committed_length = len(ids)
 

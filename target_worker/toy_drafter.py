@@ -42,7 +42,7 @@ class ToyDrafter:
         """Ends after a drafted stop token, and before a row that cannot be read; raises Internal where that is the
         first one."""
         log = self._log
-        with drafting(log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, len(log.ids)) as chain:
+        with drafting(log) as chain:
             while len(chain.token_ids) < num_draft_tokens and not chain.ends_text:
                 try:
                     chain.draw(self._model.logits_for([*log.ids, *chain.token_ids]))

@@ -3,8 +3,9 @@ is a function of the exact prefix, the parameters and the seed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from outrider.sampling.history import History
 from outrider.sampling.noise import Noise, Role, extend_hash
 from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
 from outrider.sampling.sparse_q import draw_draft, sparse_q
+
+if TYPE_CHECKING:
+    from outrider.serving.session_log import SessionLog
 
 
 def draw_token(
@@ -42,24 +46,15 @@ def draw_token(
 class ChainDraft:
     """The drafts so far, on top of a history that is set back at the end. Made by `drafting`."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        stopping: StoppingParams,
-        history: History,
-        noise: Noise,
-        prefix_hash: int,
-        position: int,
-        max_q_entries: int,
-    ) -> None:
+    def __init__(self, log: SessionLog, max_q_entries: int) -> None:
         self.token_ids: list[int] = []
         self._q: list[SparseQ | None] = []
-        self._params = params
-        self._stopping = stopping
-        self._history = history
-        self._noise = noise
-        self._prefix_hash = prefix_hash
-        self._position = position
+        self._params = log.sampling
+        self._stopping = log.stopping
+        self._history = log.history
+        self._noise = log.noise
+        self._prefix_hash = log.prefix_hash
+        self._position = len(log.ids)
         self._max_q_entries = max_q_entries
 
     @property
@@ -103,18 +98,19 @@ class ChainDraft:
 
 
 @contextmanager
-def drafting(
-    params: SamplingParams,
-    stopping: StoppingParams,
-    history: History,
-    noise: Noise,
-    prefix_hash: int,
-    position: int,
-    max_q_entries: int = MAX_Q_ENTRIES,
-) -> Iterator[ChainDraft]:
-    """A chain to draw behind the prefix that these belong to; `history` is afterwards as before."""
-    chain = ChainDraft(params, stopping, history, noise, prefix_hash, position, max_q_entries)
+def drafting(log: SessionLog, *, max_q_entries: int = MAX_Q_ENTRIES) -> Iterator[ChainDraft]:
+    """A chain to draw behind the committed ids; the log's history is afterwards as before."""
+    chain = ChainDraft(log, max_q_entries)
     try:
         yield chain
     finally:
-        history.pop(len(chain.token_ids))
+        log.history.pop(len(chain.token_ids))
+
+
+def length_in_step(drafted: Sequence[int], committed: Sequence[int], known: int) -> int:
+    """How many leading ids of `drafted` are those of `committed`, all but its last at most: only a pass over that one
+    gives its logits. known: so many are known to be."""
+    most = min(len(drafted), len(committed) - 1)
+    while known < most and drafted[known] == committed[known]:
+        known += 1
+    return min(known, most)

@@ -48,10 +48,8 @@ class _HeadDrafter:
         """Empty while states of committed tokens are lacking. Ends after a stop token, unless that was sampled, and
         before a row that cannot be read; raises Internal where that is the first one."""
         started_ns = time.perf_counter_ns()
-        log = self._log
-        subject = (log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, len(log.ids))
         num_behind = self._num_behind()
-        with drafting(*subject, max_q_entries=self._max_q_entries) as chain:
+        with drafting(self._log, max_q_entries=self._max_q_entries) as chain:
             self._draft(chain, num_draft_tokens)
             proposal = chain.proposal(self.name)
         return dataclasses.replace(
