@@ -42,6 +42,13 @@ class Support(NamedTuple):
         masses /= masses.sum()
         return masses
 
+    def possible(self) -> Support:
+        """Without ids that cannot come: of a draft's row that knows few ids, or of a masked one, nearly all."""
+        if self.weights.min() > -np.inf:
+            return self
+        (kept,) = np.nonzero(self.weights > -np.inf)
+        return Support(kept if self.ids is None else self.ids[kept], self.weights[kept])
+
 
 def processed_logits(
     logits: np.ndarray, params: SamplingParams, stopping: StoppingParams, history: History
@@ -105,7 +112,7 @@ def coupled_token(
     """
     if params.greedy:
         return greedy_token(logits, params, stopping, history)
-    ids, weights = support(logits, params, stopping, history)
+    ids, weights = support(logits, params, stopping, history).possible()
     best = int(np.argmax(weights + noise.gumbel(position, len(weights) if ids is None else ids)))
     return best if ids is None else int(ids[best])
 
@@ -141,10 +148,16 @@ def support(logits: np.ndarray, params: SamplingParams, stopping: StoppingParams
 def likeliest(values: np.ndarray, count: int) -> np.ndarray:
     """int64[min(count, V)]: the indices of the largest values in falling order, lower index first on ties.
 
-    Selects before it sorts, so a small `count` costs one pass over a large vocabulary.
+    Selects before it sorts, so a small `count` costs one pass over a large vocabulary. Values of -inf come last.
     """
     if count >= len(values):
         return np.argsort(-values, kind="stable")
+    if values.min() == -np.inf:
+        # Selection among values that are mostly equal is many times slower: masked ids take no part in it.
+        (possible,) = np.nonzero(values > -np.inf)
+        ranked = possible[likeliest(values[possible], count)]
+        num_missing = count - len(ranked)
+        return np.concatenate([ranked, np.flatnonzero(values == -np.inf)[:num_missing]]) if num_missing else ranked
     smallest_kept = np.partition(values, len(values) - count)[len(values) - count]
     (above,) = np.nonzero(values > smallest_kept)
     (equal,) = np.nonzero(values == smallest_kept)
