@@ -1,0 +1,165 @@
+"""Where a chain of drafts ends by itself: once a further draft is expected to earn less than it costs.
+
+The price says what is at stake: `tokens_per_ms` is what the stream commits per ms anyway, so a draft that takes t ms
+and a row of the target's pass must be accepted, all before it included, with a chance of tokens_per_ms * t + row_tokens
+at least. That is the stationary condition of max E[tokens] / E[ms] (Dinkelbach 1967: the best ratio is the price at
+which nothing more can be won).
+
+Chances come from the drafter's own confidence, calibrated by how drafts of such confidence fared. A worthless
+confidence gives every draft of a place the same chance, and the chain ends where a fixed length that pays best would.
+
+What may be looked at. Whether the row of draft i + 1 is computed may depend on drafts 1 to i, and whether that draft is
+drawn also on its own law q; never on what was drawn. So each prefix decides by itself whether the chain goes on, and
+TOKEN and BLOCK keep their law: both prove it by induction from the ends of the chains. Where drafts are not sampled
+(COUPLED, greedy, one-hot) the draft itself may be looked at, and left out. As the time that a proposal takes follows
+from what was drawn then, nobody may drop one for being late who has not decided so before the first draw.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)
+"""Between bins of confidence."""
+FIRST = len(EDGES) + 1
+"""The bin of the place before the first draft, of which nothing is known."""
+NUM_PLACES = 5
+"""Places 1, 2, 3-4, 5-8 and all after."""
+PRIOR_CHANCE = 0.7
+PRIOR_WEIGHT = 8.0
+"""Observations that the start of a session's estimate counts for."""
+DECAY = 0.995
+MIN_OBSERVED = 32
+"""Drafts to have seen before any chain is ended."""
+PROBE_EVERY = 24
+"""Of the ends that are due, one in so many is put off by a draft, so that what follows stays known."""
+MAX_LOG_ODDS = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """`tokens_per_ms`: what a ms of this stream's time earns. `row_tokens`: what a further row of the target's pass
+    takes from this stream and from all others."""
+
+    tokens_per_ms: float
+    row_tokens: float = 0.0
+
+
+class Calibration:
+    """Chance of acceptance by a bin of evidence and the place in the chain: log odds that add up, fitted online.
+
+    One Newton step an observation, each parameter with its own curvature, which is forgotten as more come in.
+    """
+
+    def __init__(self, start: Calibration | None = None) -> None:
+        """start: what others have learnt; it counts for a few observations."""
+        bias = _log_odds(PRIOR_CHANCE)
+        self._by_bin = list(start._by_bin) if start is not None else [bias] * (FIRST + 1)
+        self._by_place = list(start._by_place) if start is not None else [0.0] * NUM_PLACES
+        weight = PRIOR_WEIGHT * PRIOR_CHANCE * (1 - PRIOR_CHANCE)
+        self._bin_curvature = [weight] * (FIRST + 1)
+        self._place_curvature = [weight] * NUM_PLACES
+
+    def chance(self, evidence: int, place: int) -> float:
+        """evidence: a bin; place: from 0."""
+        log_odds = self._by_bin[evidence] + self._by_place[_place_class(place)]
+        return 1 / (1 + math.exp(-max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, log_odds))))
+
+    def observe(self, evidence: int, place: int, accepted: float, weight: float = 1.0) -> None:
+        """accepted: the target's own chance of it, or 1 or 0 as it fell."""
+        chance, k = self.chance(evidence, place), _place_class(place)
+        curvature = weight * chance * (1 - chance)
+        self._bin_curvature[evidence] = DECAY * self._bin_curvature[evidence] + curvature
+        self._place_curvature[k] = DECAY * self._place_curvature[k] + curvature
+        step = 0.5 * weight * (accepted - chance)
+        self._by_bin[evidence] += step / self._bin_curvature[evidence]
+        self._by_place[k] += step / self._place_curvature[k]
+
+
+class EarlyStop:
+    """What one stream has learnt of one drafter's confidence, and what it leaves to others of its kind."""
+
+    def __init__(self, prior: EarlyStop | None = None) -> None:
+        """prior: of all streams of the kind; it learns with this one."""
+        self._prior = prior
+        self._own = Calibration(prior._own if prior is not None else None)
+        self._next = Calibration(prior._next if prior is not None else None)
+        self._num_observed = prior._num_observed if prior is not None else 0
+        self._num_due = 0
+
+    def chain(self, price: Price, draft_ms: float) -> ChainStop:
+        """For the next chain. draft_ms: what a draft takes, its wait for the engine included."""
+        return ChainStop(self, price, draft_ms)
+
+    def observe(self, confidences: Sequence[float], accepted: Sequence[float]) -> None:
+        """A chain that was verified. accepted: each draft's chance of acceptance as the target found it, past the first
+        rejection too. A draft counts by the chance that all before it stand: where text is hard for several tokens in a
+        row, those that are reached fare better than those that are not."""
+        bins = [FIRST, *map(_bin, confidences)]
+        reached = 1.0
+        for place, chance in enumerate(accepted[: len(confidences)]):
+            self._own.observe(bins[place + 1], place, chance, reached)
+            self._next.observe(bins[place], place, chance, reached)
+            reached *= chance
+            self._num_observed += 1
+        if self._prior is not None:
+            self._prior.observe(confidences, accepted)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough was seen to end anything."""
+        return self._num_observed >= MIN_OBSERVED
+
+    def _may_end(self) -> bool:
+        """Of the ends that are due."""
+        self._num_due += 1
+        return self._num_due % PROBE_EVERY != 0
+
+
+class ChainStop:
+    """Of one chain: `wants_row` before each pass of the drafter, then `wants_draft` with what its row says."""
+
+    def __init__(self, learnt: EarlyStop, price: Price, draft_ms: float) -> None:
+        self._learnt = learnt
+        self._price = price
+        self._draft_ms = draft_ms
+        self._bin = FIRST
+        self._path = 1.0
+        self.confidences: list[float] = []
+        """Of the drafts so far."""
+
+    def wants_row(self) -> bool:
+        """Whether another draft is expected to pay for its pass and for its row; the first one was asked for."""
+        if not self.confidences or not self._learnt.is_ready:
+            return True
+        expected = self._path * self._learnt._next.chance(self._bin, len(self.confidences))
+        due = expected < self._price.tokens_per_ms * self._draft_ms + self._price.row_tokens
+        return not (due and self._learnt._may_end())
+
+    def wants_draft(self, confidence: float) -> bool:
+        """Whether the draft of the row at hand pays for its place in the target's pass; it counts as drafted then.
+
+        confidence: in [0, 1]; of a sampled draft a function of q, of another one its own probability.
+        """
+        place, evidence = len(self.confidences), _bin(confidence)
+        path = self._path * self._learnt._own.chance(evidence, place)
+        if place and self._learnt.is_ready and path < self._price.row_tokens and self._learnt._may_end():
+            return False
+        self._path, self._bin = path, evidence
+        self.confidences.append(confidence)
+        return True
+
+
+def _bin(confidence: float) -> int:
+    return bisect_right(EDGES, confidence)
+
+
+def _place_class(place: int) -> int:
+    return min(NUM_PLACES - 1, place.bit_length())
+
+
+def _log_odds(chance: float) -> float:
+    return math.log(chance / (1 - chance))
