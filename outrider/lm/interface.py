@@ -216,6 +216,8 @@ class Forward:
     layers of tokens that follow `token_ids` and `early_ids`, and gives no logits. The tokens are then in `early_ids`,
     their states are read by `SequenceHandle.features`, and an ordinary forward that begins with the same ids goes on
     from there; all others are forgotten by it. Early rows come from no other sequence, so prompts are not for them.
+
+    background: of use to nobody who waits; it is computed when no other forward is ready.
     """
 
     sequence: SequenceHandle
@@ -225,6 +227,7 @@ class Forward:
     decision: Decision | None = None
     num_chained: int = 0
     num_layers: int = 0
+    background: bool = False
 
 
 Program = Generator[Forward, ForwardResult, T]

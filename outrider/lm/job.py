@@ -72,6 +72,11 @@ class Job(Generic[T]):
         self.logits = []
 
     @property
+    def is_background(self) -> bool:
+        """Whether every other job goes first."""
+        return self.forward is not None and self.forward.background
+
+    @property
     def start(self) -> int:
         """Place of the next row to compute."""
         return max(self.sequence.num_computed, self.sequence.early_end if self.is_early else 0)

@@ -77,14 +77,14 @@ class Placement:
             cache.reclaim_spare()
             num_missing = cache.reserve(sequence, job.reach)
         if num_missing:
-            victims = self._victims(sequence, num_missing)
+            victims = self._victims(sequence, num_missing) if not job.is_background else []
             for victim in victims:
                 self._evict(victim)
             if not victims or cache.reserve(sequence, job.reach):
                 return False
         job.begin()
         self._queue.add(job)
-        if job.chain:
+        if job.chain and not job.is_background:
             job.led_hashes = job.chain[sequence.num_computed // cache.block_size :]
             for digest in job.led_hashes:
                 self._leaders.setdefault(digest, job)

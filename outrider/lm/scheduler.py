@@ -1,4 +1,5 @@
 """What the next step computes: running streams and a bounded share of prefill, so that neither waits for the other.
+Work in the background is done when there is neither.
 
 Pure: no threads, no clocks. A job is anything with `num_rows`, `num_rows_done`, `num_logits` and `finished`.
 """
@@ -16,6 +17,7 @@ class Job(Protocol):
     num_rows_done: int
     num_logits: int
     finished: bool
+    is_background: bool
 
 
 J = TypeVar("J", bound=Job)
@@ -51,11 +53,12 @@ class StepQueue(Generic[J]):
         self._has_share = prefill_rows is not None
         self._running: deque[J] = deque()
         self._prefills: deque[J] = deque()
+        self._background: deque[J] = deque()
         self._num_steps_passed_over = 0
         self._num_steps_without_streams = STREAM_MEMORY_STEPS
 
     def __bool__(self) -> bool:
-        return bool(self._running or self._prefills)
+        return bool(self._running or self._prefills or self._background)
 
     @property
     def num_prefills(self) -> int:
@@ -64,12 +67,15 @@ class StepQueue(Generic[J]):
 
     def add(self, job: J) -> None:
         """A verification or decode wants logits of (nearly) all its rows and fits a step whole; the rest is prefill."""
+        if job.is_background:
+            self._background.append(job)
+            return
         is_running = job.num_rows <= min(self.max_batch_tokens, max(MAX_CATCH_UP_ROWS, job.num_logits))
         (self._running if is_running else self._prefills).append(job)
 
     def remove(self, job: J) -> bool:
         """Takes a job out again; False when it is not here."""
-        for queue in (self._running, self._prefills):
+        for queue in (self._running, self._prefills, self._background):
             if job in queue:
                 queue.remove(job)
                 return True
@@ -83,6 +89,10 @@ class StepQueue(Generic[J]):
         self._prune(self._running)
         self._prune(self._prefills)
         picked: list[tuple[J, int]] = []
+        if not (self._running or self._prefills):
+            self._take_parts(self._background, picked, self.max_batch_tokens)
+            self.num_prefill_rows = 0
+            return picked
         self._num_steps_without_streams = 0 if self._running else self._num_steps_without_streams + 1
         streams_run = self.streams_open and self._num_steps_without_streams < STREAM_MEMORY_STEPS
         most_prefill = self.prefill_rows if streams_run else self.max_batch_tokens
@@ -120,16 +130,22 @@ class StepQueue(Generic[J]):
 
     def _take_prefills(self, picked: list[tuple[J, int]], budget: int) -> int:
         """Rows taken, at most `budget`."""
+        num_taken = self._take_parts(self._prefills, picked, budget)
+        self.num_prefill_rows += num_taken
+        return num_taken
+
+    @staticmethod
+    def _take_parts(queue: deque[J], picked: list[tuple[J, int]], budget: int) -> int:
+        """Rows taken, at most `budget`; what is left of a job keeps its place."""
         left = budget
-        while self._prefills and left > 0:
-            job = self._prefills[0]
+        while queue and left > 0:
+            job = queue[0]
             num_rows = min(job.num_rows - job.num_rows_done, left)
             if job.finished or job.num_rows - job.num_rows_done <= left:
-                self._prefills.popleft()
+                queue.popleft()
             if not job.finished:
                 picked.append((job, num_rows))
                 left -= num_rows
-        self.num_prefill_rows += budget - left
         return budget - left
 
     @staticmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafting.proposal import Proposal
 from outrider.sampling.params import Finish, Origin, SamplingParams, StoppingParams
 
 
@@ -43,6 +44,36 @@ class FeatureRows:
     rows: bytes = b""
 
 
+NO_FEATURES = FeatureRows()
+
+
+@dataclass(frozen=True, slots=True)
+class AheadWish:
+    """What a draft worker is to draft ahead of a verdict: `num_draft_tokens` drafts behind each of the likeliest
+    outcomes, `num_branches` of them at most. `value_ms`: what a branch that is used saves; 0: not told."""
+
+    num_branches: int = 0
+    num_draft_tokens: int = 0
+    value_ms: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.num_branches > 0 and self.num_draft_tokens > 0
+
+
+NOTHING_AHEAD = AheadWish()
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Proposals for outcomes of the round on top of `header`, by the hash of the prefix that each continues; times in
+    microseconds."""
+
+    header: Header
+    proposals: Mapping[int, Proposal] = field(default_factory=dict)
+    queue_us: int = 0
+    compute_us: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
     """The whole truth about a stream. `committed_ids` is output committed before this opening. `features`: states of
@@ -60,10 +91,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOpening(Opening):
-    """Opens a draft session."""
+    """Opens a draft session. `target_fingerprint`: of the model whose features will follow."""
 
     max_q_entries: int = 64
     drafter: str = ""
+    target_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class DraftServiceSessionResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[DraftOpened, _Mapping]] = ..., proposal: _Optional[_Union[DraftProposal, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., branches: _Optional[_Union[DraftBranches, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "max_q_entries", "drafter", "tenant", "features")
+    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "max_q_entries", "drafter", "tenant", "features", "target_fingerprint")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class DraftOpen(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -55,7 +56,8 @@ class DraftOpen(_message.Message):
     drafter: str
     tenant: str
     features: str
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., max_q_entries: _Optional[int] = ..., drafter: _Optional[str] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ...) -> None: ...
+    target_fingerprint: str
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., max_q_entries: _Optional[int] = ..., drafter: _Optional[str] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., target_fingerprint: _Optional[str] = ...) -> None: ...
 
 class DraftOpened(_message.Message):
     __slots__ = ("context_length",)
@@ -64,7 +66,7 @@ class DraftOpened(_message.Message):
     def __init__(self, context_length: _Optional[int] = ...) -> None: ...
 
 class DraftAdvance(_message.Message):
-    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start", "tree_width")
+    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start", "tree_width", "ahead_branches", "ahead_draft_tokens", "ahead_value_ms", "has_proposal")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,10 @@ class DraftAdvance(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     TREE_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_VALUE_MS_FIELD_NUMBER: _ClassVar[int]
+    HAS_PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
@@ -81,24 +87,36 @@ class DraftAdvance(_message.Message):
     features: bytes
     features_start: int
     tree_width: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., tree_width: _Optional[int] = ...) -> None: ...
+    ahead_branches: int
+    ahead_draft_tokens: int
+    ahead_value_ms: float
+    has_proposal: bool
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., tree_width: _Optional[int] = ..., ahead_branches: _Optional[int] = ..., ahead_draft_tokens: _Optional[int] = ..., ahead_value_ms: _Optional[float] = ..., has_proposal: _Optional[bool] = ...) -> None: ...
 
 class DraftProposal(_message.Message):
-    __slots__ = ("header", "proposal", "features_end")
+    __slots__ = ("header", "proposal", "features_end", "num_cancelled_tokens")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     FEATURES_END_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANCELLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     proposal: _common_pb2.Proposal
     features_end: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., features_end: _Optional[int] = ...) -> None: ...
+    num_cancelled_tokens: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., features_end: _Optional[int] = ..., num_cancelled_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftBranches(_message.Message):
-    __slots__ = ("header", "prefix_hashes", "proposals")
+    __slots__ = ("header", "prefix_hashes", "proposals", "queue_us", "compute_us", "num_cancelled_tokens")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANCELLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     prefix_hashes: _containers.RepeatedScalarFieldContainer[int]
     proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ...) -> None: ...
+    queue_us: int
+    compute_us: int
+    num_cancelled_tokens: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., num_cancelled_tokens: _Optional[int] = ...) -> None: ...

@@ -204,7 +204,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms")
+    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms", "ahead")
     NUM_DRAFT_TOKENS_WANTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +217,7 @@ class StepRecord(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_MS_FIELD_NUMBER: _ClassVar[int]
     EMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens_wanted: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -229,7 +230,8 @@ class StepRecord(_message.Message):
     reason: str
     sampling_ms: float
     emit_ms: float
-    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ..., sampling_ms: _Optional[float] = ..., emit_ms: _Optional[float] = ...) -> None: ...
+    ahead: str
+    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ..., sampling_ms: _Optional[float] = ..., emit_ms: _Optional[float] = ..., ahead: _Optional[str] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
     __slots__ = ("index", "finish_reason", "matched_stop_token_id", "matched_stop_string", "usage", "timings", "speculation")
@@ -278,7 +280,7 @@ class RequestTimings(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., time_to_first_token_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "gamma_histogram", "num_draft_tokens_per_pos", "num_accepted_tokens_per_pos", "num_dropped_proposals", "num_draft_failures", "drafters", "num_proposal_bytes", "num_plain_tokens", "num_correction_tokens", "num_bonus_tokens", "drafter_uses", "drafter_outlooks")
+    __slots__ = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "gamma_histogram", "num_draft_tokens_per_pos", "num_accepted_tokens_per_pos", "num_dropped_proposals", "num_draft_failures", "drafters", "num_proposal_bytes", "num_plain_tokens", "num_correction_tokens", "num_bonus_tokens", "drafter_uses", "drafter_outlooks", "num_feature_bytes", "num_branches", "num_branch_hits", "num_branch_misses", "num_ahead_draft_tokens", "num_wasted_draft_tokens")
     NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +299,12 @@ class SpeculationStats(_message.Message):
     NUM_BONUS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_USES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_OUTLOOKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BRANCH_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BRANCH_MISSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WASTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -315,7 +323,13 @@ class SpeculationStats(_message.Message):
     num_bonus_tokens: int
     drafter_uses: _containers.RepeatedCompositeFieldContainer[DrafterUse]
     drafter_outlooks: _containers.RepeatedCompositeFieldContainer[DrafterOutlook]
-    def __init__(self, num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., gamma_histogram: _Optional[_Iterable[int]] = ..., num_draft_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_dropped_proposals: _Optional[int] = ..., num_draft_failures: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., num_proposal_bytes: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_correction_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., drafter_uses: _Optional[_Iterable[_Union[DrafterUse, _Mapping]]] = ..., drafter_outlooks: _Optional[_Iterable[_Union[DrafterOutlook, _Mapping]]] = ...) -> None: ...
+    num_feature_bytes: int
+    num_branches: int
+    num_branch_hits: int
+    num_branch_misses: int
+    num_ahead_draft_tokens: int
+    num_wasted_draft_tokens: int
+    def __init__(self, num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., gamma_histogram: _Optional[_Iterable[int]] = ..., num_draft_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_dropped_proposals: _Optional[int] = ..., num_draft_failures: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., num_proposal_bytes: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_correction_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., drafter_uses: _Optional[_Iterable[_Union[DrafterUse, _Mapping]]] = ..., drafter_outlooks: _Optional[_Iterable[_Union[DrafterOutlook, _Mapping]]] = ..., num_feature_bytes: _Optional[int] = ..., num_branches: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., num_branch_misses: _Optional[int] = ..., num_ahead_draft_tokens: _Optional[int] = ..., num_wasted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class DrafterUse(_message.Message):
     __slots__ = ("drafter", "reason", "num_rounds", "num_draft_tokens", "num_accepted_draft_tokens", "expected_tokens_per_s", "tokens_per_s")

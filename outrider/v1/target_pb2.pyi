@@ -86,18 +86,20 @@ class TargetVerify(_message.Message):
     def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., expected_token_id: _Optional[int] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class TargetDecode(_message.Message):
-    __slots__ = ("header", "committed_ids", "credit_tokens", "num_draft_tokens", "drafter")
+    __slots__ = ("header", "committed_ids", "credit_tokens", "num_draft_tokens", "drafter", "features_start")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     credit_tokens: int
     num_draft_tokens: int
     drafter: str
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., credit_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
+    features_start: int
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., credit_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class TargetStop(_message.Message):
     __slots__ = ()

@@ -15,6 +15,7 @@ class Job:
     num_logits: int = 1
     num_rows_done: int = 0
     finished: bool = False
+    is_background: bool = False
 
 
 def step(queue):
@@ -163,3 +164,29 @@ def test_any_mix_is_computed_once_within_budget(seed):
         assert picked
         assert 0 < sum(n for _, n in picked) <= queue.max_batch_tokens
     assert all(job.num_rows_done == job.num_rows for job in jobs)
+
+
+def test_work_in_the_background_waits_for_all_other():
+    queue = StepQueue(8)
+    ahead, late = Job(20, is_background=True), Job(2, num_logits=2, is_background=True)
+    stream, prompt = Job(3, num_logits=3), Job(30)
+    for job in (ahead, late, stream, prompt):
+        queue.add(job)
+    picked = [step(queue) for _ in range(8)]
+    first = next(i for i, jobs in enumerate(picked) if any(job.is_background for job, _ in jobs))
+    assert {job for jobs in picked[:first] for job, _ in jobs} == {stream, prompt}
+    assert prompt.num_rows_done == 30
+    assert picked[first:] == [[(ahead, 8)], [(ahead, 8)], [(ahead, 4), (late, 2)]]
+    assert not queue
+
+
+def test_work_in_the_background_goes_on_where_it_was_passed_by():
+    queue = StepQueue(8)
+    ahead, stream = Job(20, is_background=True), Job(3, num_logits=3)
+    queue.add(ahead)
+    assert step(queue) == [(ahead, 8)]
+    queue.add(stream)
+    assert step(queue) == [(stream, 3)]
+    assert step(queue) == [(ahead, 8)]
+    assert queue.remove(ahead)
+    assert not queue
