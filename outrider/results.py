@@ -143,6 +143,7 @@ class Speculation:
     num_bonus_tokens: int
     drafter_uses: tuple[DrafterUse, ...] = ()
     drafter_outlooks: tuple[DrafterOutlook, ...] = ()
+    num_feature_bytes: int = 0
 
     @property
     def num_steps(self) -> int:

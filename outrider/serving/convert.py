@@ -197,6 +197,7 @@ def draft_open_to_pb(opening: DraftOpening) -> draft_pb2.DraftOpen:
         **_opening_to_pb(opening),
         max_q_entries=opening.max_q_entries,
         drafter=opening.drafter,
+        target_fingerprint=opening.target_fingerprint,
     )
 
 
@@ -205,6 +206,7 @@ def draft_open_from_pb(message: draft_pb2.DraftOpen) -> DraftOpening:
         **_opening_from_pb(message),
         max_q_entries=message.max_q_entries,
         drafter=message.drafter,
+        target_fingerprint=message.target_fingerprint,
     )
 
 
@@ -248,6 +250,14 @@ def logprobs_from_pb(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
         top_ids=tuple(tuple(message.top_ids[row : row + message.num_top]) for row in rows),
         top_logprobs=tuple(tuple(message.top_logprobs[row : row + message.num_top]) for row in rows),
     )
+
+
+def feature_rows_to_pb(features: FeatureRows) -> common_pb2.FeatureRows:
+    return common_pb2.FeatureRows(features_start=features.start, features=features.rows)
+
+
+def feature_rows_from_pb(message: common_pb2.FeatureRows) -> FeatureRows:
+    return FeatureRows(message.features_start, message.features)
 
 
 def prompt_logprobs_to_pb(first_position: int, logprobs: TokenLogprobs) -> common_pb2.PromptLogprobs:

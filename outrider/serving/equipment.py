@@ -28,5 +28,18 @@ class Equipment:
         return ""
 
     @property
+    def drafters(self) -> Sequence[str]:
+        return ()
+
+    @property
     def drafter_features(self) -> Mapping[str, str]:
         return {}
+
+    @property
+    def target_fingerprints(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Of the engine's cache those that this holds now, and no sequence does."""
+        return 0

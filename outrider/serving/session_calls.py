@@ -14,7 +14,7 @@ import grpc
 
 from outrider.drafting.proposal import Proposal
 from outrider.serving import convert
-from outrider.serving.messages import DraftOpening, Header, TargetOpening, Verdict
+from outrider.serving.messages import NO_FEATURES, DraftOpening, FeatureRows, Header, TargetOpening, Verdict
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 
@@ -60,10 +60,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A proposal for the prefix that `header` names."""
+    """A proposal for the prefix that `header` names. features_end: where its drafter's features end; None: it needs
+    none."""
 
     header: Header
     proposal: SealedProposal
+    features_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,12 @@ def draft_open(opening: DraftOpening) -> Any:
 
 
 def draft_advance(
-    header: Header, committed_ids: Sequence[int], num_draft_tokens: int, drafter: str, tree_width: int = 0
+    header: Header,
+    committed_ids: Sequence[int],
+    num_draft_tokens: int,
+    drafter: str,
+    tree_width: int = 0,
+    features: FeatureRows = NO_FEATURES,
 ) -> Any:
     """`header` is the state after `committed_ids` are appended. `tree_width` 0: the worker's own."""
     return draft_pb2.DraftServiceSessionRequest(
@@ -142,8 +149,15 @@ def draft_advance(
             num_draft_tokens=num_draft_tokens,
             drafter=drafter,
             tree_width=tree_width,
+            features=features.rows,
+            features_start=features.start,
         )
     )
+
+
+def draft_features(features: FeatureRows) -> Any:
+    """Too many for an advance: before it."""
+    return draft_pb2.DraftServiceSessionRequest(features=convert.feature_rows_to_pb(features))
 
 
 def read_draft(message: Any) -> Opened | Proposed | Lagging | Alive:
@@ -152,7 +166,9 @@ def read_draft(message: Any) -> Opened | Proposed | Lagging | Alive:
         case "opened":
             return Opened(message.opened.context_length)
         case "proposal":
-            return Proposed(convert.header_from_pb(message.proposal.header), _sealed(message.proposal.proposal))
+            answer = message.proposal
+            features_end = answer.features_end if answer.HasField("features_end") else None
+            return Proposed(convert.header_from_pb(answer.header), _sealed(answer.proposal), features_end)
         case "out_of_step":
             return Lagging(convert.header_from_pb(message.out_of_step.header))
     return Alive()
@@ -182,9 +198,11 @@ def target_verify(
     *,
     drafter: str = "",
     num_draft_tokens: int = 0,
+    features_start: int | None = None,
 ) -> Any:
     """`committed_ids`: the last ids of the header's prefix that the worker lacks; usually none. Without drafts the
-    worker's own `drafter` (empty: its first) makes `num_draft_tokens`."""
+    worker's own `drafter` (empty: its first) makes `num_draft_tokens`. `features_start`: features come again from there
+    on; None: those that did not come yet."""
     return target_pb2.TargetServiceSessionRequest(
         verify=target_pb2.TargetVerify(
             header=convert.header_to_pb(header),
@@ -192,14 +210,21 @@ def target_verify(
             proposal=proposal.message,
             drafter=drafter,
             num_draft_tokens=num_draft_tokens,
+            features_start=features_start,
         )
     )
 
 
 def target_decode(
-    header: Header, committed_ids: Sequence[int], credit_tokens: int, *, drafter: str = "", num_draft_tokens: int = 0
+    header: Header,
+    committed_ids: Sequence[int],
+    credit_tokens: int,
+    *,
+    drafter: str = "",
+    num_draft_tokens: int = 0,
+    features_start: int | None = None,
 ) -> Any:
-    """`drafter`, `num_draft_tokens`: as in `target_verify`, at every step."""
+    """As in `target_verify`: `drafter` and `num_draft_tokens` at every step, `features_start` at the first."""
     return target_pb2.TargetServiceSessionRequest(
         decode=target_pb2.TargetDecode(
             header=convert.header_to_pb(header),
@@ -207,6 +232,7 @@ def target_decode(
             credit_tokens=credit_tokens,
             drafter=drafter,
             num_draft_tokens=num_draft_tokens,
+            features_start=features_start,
         )
     )
 
@@ -216,7 +242,7 @@ def target_stop() -> Any:
     return target_pb2.TargetServiceSessionRequest(stop=target_pb2.TargetStop())
 
 
-def read_target(message: Any) -> Verdict | SealedPromptLogprobs | Lagging | Alive:
+def read_target(message: Any) -> Verdict | SealedPromptLogprobs | FeatureRows | Lagging | Alive:
     """Raises ValueError on an origin or finish reason that this version does not know."""
     match message.WhichOneof("message"):
         case "verdict":
@@ -224,6 +250,8 @@ def read_target(message: Any) -> Verdict | SealedPromptLogprobs | Lagging | Aliv
         case "prompt_logprobs":
             told = message.prompt_logprobs
             return SealedPromptLogprobs(told.first_position, len(told.logprobs.token_logprobs), told)
+        case "features":
+            return convert.feature_rows_from_pb(message.features)
         case "out_of_step":
             return Lagging(convert.header_from_pb(message.out_of_step.header))
     return Alive()

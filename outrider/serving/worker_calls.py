@@ -31,7 +31,8 @@ _SERVICES = {DRAFT: "outrider.v1.DraftService", TARGET: "outrider.v1.TargetServi
 class WorkerDescription:
     """A worker's answer to DescribeWorker. `role` is `draft`, `target`, or empty when it told neither.
 
-    features: states that a target keeps. drafter_features: by drafter of a draft worker, those it drafts from.
+    features: states that a target keeps. drafter_features: by drafter of a draft worker, those it drafts from;
+    target_fingerprints: of which targets. Empty: of any.
     """
 
     role: str
@@ -44,6 +45,7 @@ class WorkerDescription:
     target_drafters: tuple[TargetDrafter, ...] = ()
     features: str = ""
     drafter_features: Mapping[str, str] = field(default_factory=dict)
+    target_fingerprints: tuple[str, ...] = ()
 
 
 async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float) -> WorkerDescription:
@@ -66,6 +68,7 @@ async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeou
         target_drafters=tuple(target_drafter_from_pb(drafter) for drafter in answer.target_drafters),
         features=answer.features,
         drafter_features=dict(answer.drafter_features),
+        target_fingerprints=tuple(answer.target_fingerprints),
     )
 
 

@@ -51,7 +51,7 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
         (
             DraftOpening(epoch=1, prompt_ids=[1, 2], committed_ids=[3], sampling=SAMPLING, stopping=STOPPING,
                          session_id=b"0123456789abcdef", tenant="t", max_q_entries=32, drafter="lookup",
-                         features="2,5,-1"),
+                         features="2,5,-1", target_fingerprint="ab"),
             convert.draft_open_to_pb, convert.draft_open_from_pb,
         ),
         (
