@@ -5,12 +5,14 @@ from __future__ import annotations
 from draft_worker.server import serve
 from outrider.cli.console import reporting_errors
 from outrider.cli.flags import read_settings, refuse_arguments
+from outrider.serving import huge_pages
 from outrider.serving.server import run
 from outrider.settings import DraftWorkerSettings
 
 
 def main() -> None:
     """Runs until it is told to stop. Prints one line once it serves, for whoever launched it."""
+    huge_pages.start_over_asking()
     refuse_arguments("draft_worker", "draft-worker")
     settings = read_settings(DraftWorkerSettings, {})
 

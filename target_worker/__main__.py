@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.cli.console import reporting_errors
 from outrider.cli.flags import read_settings, refuse_arguments
+from outrider.serving import huge_pages
 from outrider.serving.server import run
 from outrider.settings import TargetWorkerSettings
 from target_worker.server import serve
@@ -11,6 +12,7 @@ from target_worker.server import serve
 
 def main() -> None:
     """Runs until it is told to stop. Prints one line once it serves, for whoever launched it."""
+    huge_pages.start_over_asking()
     refuse_arguments("target_worker", "target-worker")
     settings = read_settings(TargetWorkerSettings, {})
 

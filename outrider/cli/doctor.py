@@ -24,6 +24,7 @@ from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.errors import OutriderError
+from outrider.serving import huge_pages
 from outrider.settings import PREFIX, TargetWorkerSettings, WorkerSettings, unknown_variables
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -72,6 +73,7 @@ def run_checks(target: str, draft: str | None) -> Iterator[Check]:
     settings = list(check_settings())
     yield from settings
     yield check_threads()
+    yield check_pages()
     yield from check_gpu()
     if all(check.state != "fail" for check in settings):  # loading reads them too
         yield from check_models(target, draft)
@@ -154,6 +156,14 @@ def check_threads() -> Check:
     is_slow = threads.RUNTIME == threads.GNU and (sys.platform, platform.machine()) == ("linux", "x86_64")
     fix = "on CPUs, `pip install outrider[cpu]` makes passes faster" if is_slow else ""
     return Check("ok", "threads", detail, fix)
+
+
+def check_pages() -> Check:
+    mode = huge_pages.mode()
+    if mode != "never":
+        return Check("ok", "memory pages", "large ones for weights" if mode else "of one size")
+    fix = f"as root, `echo madvise > {huge_pages.MODE}` makes passes on CPUs up to 8% faster"
+    return Check("ok", "memory pages", "large ones are turned off", fix)
 
 
 def check_gpu() -> Iterator[Check]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from outrider.cli import bench, chat, demo, distill, doctor, draft_vocab, generate, models, services, up, verify
+from outrider.serving import huge_pages
 
 app = typer.Typer(
     help="Lossless speculative decoding as a service.",
@@ -36,4 +39,6 @@ for command in (up, services, generate, chat, models, draft_vocab, distill, doct
 
 def main() -> None:
     """Entry point of the console script."""
+    if sys.argv[1:2] in (["draft-worker"], ["target-worker"]):
+        huge_pages.start_over_asking()
     app()

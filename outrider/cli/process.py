@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from outrider.cli.services import READY
 from outrider.errors import Unavailable
+from outrider.serving import huge_pages
 
 OnLine = Callable[[str, str], None]
 TAIL_LINES = 40
@@ -36,6 +37,7 @@ class Child:
     @classmethod
     async def start(cls, role: str, flags: Sequence[str], on_line: OnLine | None = None) -> Child:
         """Starts `outrider <role> <flags>`."""
+        pages = huge_pages.asking(os.environ) if role.endswith("worker") else {}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "outrider.cli", role, *flags, "--exit-with-stdin",
             stdin=asyncio.subprocess.PIPE,
@@ -43,7 +45,7 @@ class Child:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             limit=1 << 20,  # a longer line would end the reader, and a full pipe would stop the child
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **pages, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         return cls(role, process, on_line)
 
