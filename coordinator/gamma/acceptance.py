@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.gamma.level import Level, shifted
 from coordinator.gamma.policy import RoundReport
 from coordinator.gamma.tree_acceptance import trunk_of
 
@@ -19,56 +20,57 @@ PRIOR_HAZARD = 0.7
 LEAN_WEIGHT = 16.0
 """Observations that the prior counts for."""
 OFF_PATH_WEIGHT = 0.5
-SHIFT_DECAY = 0.9
-"""A stream's own level is that of its last rounds: what it writes changes."""
-SHIFT_WEIGHT = 8.0
+MAX_UNIT = 1e6
 
 
 class Acceptance:
     """Chance that draft i of one drafter is accepted, given that those before it are.
 
-    A stream's own starts with `prior`, what earlier streams saw. It learns by position, and sooner by level: how much
-    likelier than the prior its drafts are accepted on the whole, as a factor on the odds.
+    Slowly learnt by position, beginning with `prior`, what earlier streams saw; a stream's own follows the text at hand
+    by level, the same factor on the odds of all positions.
     """
 
     def __init__(self, *, decay: float = 0.98, prior: Acceptance | None = None, start: float = PRIOR_HAZARD) -> None:
-        """start: assumed without a prior."""
+        """decay: of what was seen, with each round. start: assumed without a prior."""
         self._decay = decay
         self._prior = prior
         self._start = start
-        self._passed = [0.0] * MAX_POSITIONS
-        self._reached = [0.0] * MAX_POSITIONS
-        self._shift_passed = self._shift_reached = self._shift_expected = 0.0
+        self._passed: list[float] = []
+        self._reached: list[float] = []
+        self._unit = 1.0
+        """What an observation counts for now: it grows, instead of all earlier ones shrinking."""
+        self._level = Level() if prior is not None else None
         self.num_rounds = 0
 
     def observe(self, chances: Sequence[float], num_accepted: int) -> None:
         """A round: each draft's chance of acceptance, or how it fell, of which the first `num_accepted` fell well."""
         self.num_rounds += 1
         chances = chances[:MAX_POSITIONS]
-        expected = self._prior.hazards(len(chances)) if self._prior is not None else []
-        self._passed = [passed * self._decay for passed in self._passed]
-        self._reached = [reached * self._decay for reached in self._reached]
-        self._shift_passed *= SHIFT_DECAY
-        self._shift_reached *= SHIFT_DECAY
-        self._shift_expected *= SHIFT_DECAY
-        for i, chance in enumerate(chances):
-            weight = 1.0 if i <= num_accepted else OFF_PATH_WEIGHT
-            self._passed[i] += weight * chance
-            self._reached[i] += weight
-            if expected:
-                self._shift_passed += weight * chance
-                self._shift_reached += weight
-                self._shift_expected += weight * expected[i]
+        weights = [1.0 if i <= num_accepted else OFF_PATH_WEIGHT for i in range(len(chances))]
+        if self._level is not None:
+            usual = self._usual(len(chances))
+            passed = sum(weight * chance for weight, chance in zip(weights, chances, strict=True))
+            expected = sum(weight * chance for weight, chance in zip(weights, usual, strict=True))
+            self._level.observe(passed, expected, sum(weights))
+        missing = len(chances) - len(self._passed)
+        self._passed += [0.0] * missing
+        self._reached += [0.0] * missing
+        self._unit /= self._decay
+        for i, (weight, chance) in enumerate(zip(weights, chances, strict=True)):
+            self._passed[i] += self._unit * weight * chance
+            self._reached[i] += self._unit * weight
+        if self._unit > MAX_UNIT:
+            self._passed = [passed / self._unit for passed in self._passed]
+            self._reached = [reached / self._unit for reached in self._reached]
+            self._unit = 1.0
 
     def hazards(self, num_positions: int = MAX_POSITIONS) -> list[float]:
-        """Per position the chance to pass it once it is reached. Where little was seen it leans on the shifted prior,
-        and without one on the position before."""
-        prior = self._shifted(self._prior.hazards(num_positions)) if self._prior is not None else None
-        hazards: list[float] = []
-        for i in range(num_positions):
-            lean = prior[i] if prior is not None else (hazards[-1] if hazards else self._start)
-            hazards.append((self._passed[i] + LEAN_WEIGHT * lean) / (self._reached[i] + LEAN_WEIGHT))
-        return hazards
+        """Per position the chance to pass it once it is reached, for the text at hand."""
+        usual = self._usual(num_positions)
+        if self._level is None:
+            return usual
+        factor = self._level.factor
+        return [shifted(chance, factor) for chance in usual]
 
     def expected_tokens(self, max_draft_tokens: int) -> list[float]:
         """Entry γ: committed tokens a round when γ drafts are asked for, the correction or bonus included."""
@@ -78,19 +80,21 @@ class Acceptance:
             expected.append(expected[-1] + alive)
         return expected
 
-    def _shifted(self, chances: list[float]) -> list[float]:
-        if not self._shift_reached:
-            return chances
-        mean = _open(self._shift_expected / self._shift_reached)
-        passed = self._shift_passed + SHIFT_WEIGHT * mean
-        failed = self._shift_reached - self._shift_passed + SHIFT_WEIGHT * (1 - mean)
-        factor = passed / failed * (1 - mean) / mean
-        return [chance * factor / (chance * factor + 1 - chance) for chance in map(_open, chances)]
-
-
-def _open(chance: float) -> float:
-    """Within (0, 1), so that its odds are a number."""
-    return min(0.995, max(0.005, chance))
+    def _usual(self, num_positions: int) -> list[float]:
+        """On a text like all that were seen. Where little was it leans on the prior, and without one on the position
+        before."""
+        prior = self._prior.hazards(num_positions) if self._prior is not None else None
+        lean_weight = LEAN_WEIGHT * self._unit
+        num_seen = len(self._passed)
+        usual: list[float] = []
+        lean = self._start
+        for i in range(num_positions):
+            if prior is not None:
+                lean = prior[i]
+            if i < num_seen:
+                lean = (self._passed[i] + lean_weight * lean) / (self._reached[i] + lean_weight)
+            usual.append(lean)
+        return usual
 
 
 def chances_of(report: RoundReport) -> tuple[list[float], int]:
