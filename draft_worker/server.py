@@ -12,7 +12,7 @@ from draft_worker.text_drafter import NAME as TEXT
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel
 from outrider.serving import convert
-from outrider.serving.messages import OutOfStep
+from outrider.serving.messages import AheadWish, OutOfStep
 from outrider.serving.session_stream import SessionStream, serve_session
 from outrider.serving.worker import Worker, serve_worker
 from outrider.settings import DraftWorkerSettings
@@ -96,6 +96,7 @@ class _DraftStream:
         self._session: DraftSession | None = None
         self._sequence: Any = None
         self._prefill: asyncio.Task[None] | None = None
+        self._ahead: asyncio.Task[None] | None = None
 
     async def drive(self, _: SessionStream[Request, Response]) -> None:
         with self._worker.session_open():
@@ -138,6 +139,7 @@ class _DraftStream:
             translator=self._worker.loaded.translator,
             max_draft_tokens=settings.max_draft_tokens,
             width=settings.tree_width,
+            max_ahead_branches=settings.ahead_branches,
             counters=self._worker.counters,
         )
         self._free()
@@ -156,11 +158,13 @@ class _DraftStream:
         convert.refuse_unimplemented(
             message.HasField("price_tokens_per_ms"), "advance.price_tokens_per_ms", "the worker's own early stop"
         )
-        session = self._session
+        session, wish = self._session, convert.ahead_from_pb(message)
+        session.check_ahead(wish)
         with self._stream.working():
             if self._prefill is not None:
                 await self._prefill
                 self._prefill = None
+            await self._end_ahead(session, message.header.prefix_hash)
             await self._reserve(session, message.drafter)
             program = session.advance(
                 convert.header_from_pb(message.header),
@@ -170,9 +174,34 @@ class _DraftStream:
                 message.tree_width,
             )
             proposal = await self._engine.run(program)
-        if proposal is not None:
-            answer = draft_pb2.DraftProposal(header=message.header, proposal=convert.proposal_to_pb(proposal))
+        if proposal is not None and not message.has_proposal:
+            answer = draft_pb2.DraftProposal(
+                header=message.header,
+                proposal=convert.proposal_to_pb(proposal),
+                num_cancelled_tokens=session.ahead.take_num_cancelled(),
+            )
             self._stream.send(Response(proposal=answer))
+        if proposal is not None and wish:
+            self._ahead = asyncio.create_task(self._run_ahead(session, wish))
+
+    async def _run_ahead(self, session: DraftSession, wish: AheadWish) -> None:
+        with self._stream.working():
+            branches = await self._engine.run(session.draft_ahead(wish))
+        if branches is not None and branches.proposals:
+            told = convert.branches_to_pb(branches, session.ahead.take_num_cancelled())
+            self._stream.send(Response(branches=told))
+
+    async def _end_ahead(self, session: DraftSession, prefix_hash: int) -> None:
+        """The round has its outcome: where its branch is half drafted it is finished first, all other work ahead is
+        given up."""
+        if self._ahead is None:
+            return
+        ahead, self._ahead = self._ahead, None
+        if not session.ahead.waits_for(prefix_hash):
+            ahead.cancel()
+        (fault,) = await asyncio.gather(ahead, return_exceptions=True)
+        if isinstance(fault, Exception):
+            self._worker.counters.num_failed_drafts += 1
 
     async def _run_prefill(self, session: DraftSession) -> None:
         with self._stream.working():
@@ -181,22 +210,24 @@ class _DraftStream:
     async def _reserve(self, session: DraftSession, drafter: str) -> None:
         """Places in the draft model's cache, unless the session has them or needs none."""
         if session.needs_sequence(drafter):
-            self._sequence = session.sequence = await self._engine.open_sequence(
-                session.reserved_length, tenant=session.tenant
-            )
+            # room for branches is an extra: a cache that is too small for it drafts none, or fewer
+            capacity = self._engine.stats().num_blocks * self._engine.block_size
+            length = max(session.reserved_length, min(session.ahead_length, capacity))
+            self._sequence = session.sequence = await self._engine.open_sequence(length, tenant=session.tenant)
 
     def _free(self) -> None:
         self._session = None
-        if self._prefill is not None:
-            self._prefill.cancel()
-            self._prefill.add_done_callback(_ignore)
-            self._prefill = None
+        for task in (self._prefill, self._ahead):
+            if task is not None:
+                task.cancel()
+                task.add_done_callback(_ignore)
+        self._prefill = self._ahead = None
         if self._sequence is not None:
             self._engine.close_sequence(self._sequence)
             self._sequence = None
 
 
-def _ignore(prefill: asyncio.Task[None]) -> None:
-    """Nobody will ask for a prefill's failure once its session is gone; asyncio would log it as forgotten."""
-    if not prefill.cancelled():
-        prefill.exception()
+def _ignore(task: asyncio.Task[None]) -> None:
+    """Nobody will ask for its failure once its session is gone; asyncio would log it as forgotten."""
+    if not task.cancelled():
+        task.exception()

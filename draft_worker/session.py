@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from draft_worker.draft_ahead import DraftAhead, settle
 from draft_worker.ids import ForeignIds
 from draft_worker.model_drafter import NAME as MODEL
 from draft_worker.model_drafter import ModelDrafter
@@ -17,10 +18,12 @@ from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
 from outrider.serving.checks import check_draft_opening
-from outrider.serving.messages import DraftOpening, Header, OutOfStep
+from outrider.serving.messages import AheadWish, Branches, DraftOpening, Header, OutOfStep
 from outrider.serving.session_log import SessionCounters, SessionLog
 
 MAX_TREE_WIDTH = 16
+AHEAD_DRAFT_TOKENS = 8
+"""Room is kept for so many drafts behind each branch; deeper ones are fewer."""
 KNOWN_DRAFTERS = (MODEL, TEXT, TREE)
 
 
@@ -28,7 +31,8 @@ class DraftSession:
     """One epoch of one stream. Its programs run one at a time.
 
     drafters: names offered, the default first. translator: None where draft and target share their tokenizer.
-    vocab_size: the target's. Raises InvalidArgument on an opening that cannot be served.
+    max_ahead_branches: outcomes of a round that are drafted ahead for; none where they do not share it. vocab_size: the
+    target's. Raises InvalidArgument on an opening that cannot be served.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class DraftSession:
         translator: Translator | None = None,
         max_draft_tokens: int = 16,
         width: int = 2,
+        max_ahead_branches: int = 0,
         counters: SessionCounters | None = None,
     ) -> None:
         check_draft_opening(opening, vocab_size=vocab_size)
@@ -56,6 +61,10 @@ class DraftSession:
         self._width = width
         self._translator = translator
         self._drafters: dict[str, Drafter] = {}
+        self._chain: Proposal | None = None
+        """What is verified on top of the log, where it is a chain of the model drafter."""
+        self._max_ahead_branches = max_ahead_branches if translator is None else 0
+        self.ahead = DraftAhead(self.log, opening.max_q_entries, self.counters, MODEL)
 
     @property
     def reserved_length(self) -> int:
@@ -65,6 +74,12 @@ class DraftSession:
         # a foreign tokenizer may need more tokens for the same text
         factor = 1 if self._translator is None else 2
         return min(factor * self.log.max_length - 1, self._context_length)
+
+    @property
+    def ahead_length(self) -> int:
+        """Cached tokens at most with room for the tree of branches."""
+        room = self._max_draft_tokens + self._max_ahead_branches * AHEAD_DRAFT_TOKENS if self._max_ahead_branches else 0
+        return min(self.reserved_length + room, self._context_length) if self.reserved_length else 0
 
     def needs_sequence(self, drafter: str = "") -> bool:
         """Whether `sequence` must be set before this drafter (empty: the session's) can propose."""
@@ -107,6 +122,10 @@ class DraftSession:
         except OutOfStep:
             self.counters.num_out_of_step += 1
             raise
+        self._chain = None
+        self.ahead.observe()
+        if self.sequence is not None:
+            settle(self.sequence, self.log.ids)
         if num_draft_tokens == 0:
             yield from chosen.ingest()
             return None
@@ -115,7 +134,35 @@ class DraftSession:
         num_useful = self.log.max_length - len(self.log.ids) - 1
         if num_useful < 1:
             return Proposal(drafter=chosen.name)
-        return (yield from chosen.propose(min(num_draft_tokens, num_useful)))
+        num_draft_tokens = min(num_draft_tokens, num_useful)
+        branch = self.ahead.take(num_draft_tokens)
+        if chosen.name != MODEL:
+            return (yield from chosen.propose(num_draft_tokens))
+        if branch is None:
+            branch = yield from chosen.propose(num_draft_tokens)
+            self.ahead.drafted(branch)
+        self._chain = branch
+        return branch
+
+    def check_ahead(self, wish: AheadWish) -> None:
+        """Raises InvalidArgument where more is wanted than this worker drafts ahead."""
+        if wish.num_branches > self._max_ahead_branches:
+            raise InvalidArgument(
+                f"advance.ahead_branches is {wish.num_branches}, this worker allows {self._max_ahead_branches}",
+                field="advance.ahead_branches",
+            )
+        if wish.num_draft_tokens > self._max_draft_tokens:
+            raise InvalidArgument(
+                f"advance.ahead_draft_tokens is {wish.num_draft_tokens}, this worker allows {self._max_draft_tokens}",
+                field="advance.ahead_draft_tokens",
+            )
+
+    def draft_ahead(self, wish: AheadWish) -> Program[Branches | None]:
+        """Proposals behind the likeliest outcomes of the round over what `advance` proposed; None: it was no chain of
+        the model drafter, or there is no cache. Dropped when the next message comes; see `DraftAhead`."""
+        if self.sequence is None or self._chain is None:
+            return None
+        return (yield from self.ahead.prepare(self.sequence, self._chain, wish))
 
     def _drafter(self, name: str) -> Drafter:
         name = self._checked("advance.drafter", name or self._default)

@@ -137,6 +137,9 @@ class DraftWorkerSettings(WorkerSettings):
 
 
 class TargetWorkerSettings(WorkerSettings):
+    ahead_branches: int = Field(
+        12, ge=0, le=64, description="Outcomes of a round that drafts are made for before its verdict; 0: none."
+    )
     """A target worker."""
 
     port: int = Field(50052, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")

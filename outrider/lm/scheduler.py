@@ -88,6 +88,7 @@ class StepQueue(Generic[J]):
         """
         self._prune(self._running)
         self._prune(self._prefills)
+        self._promote()
         picked: list[tuple[J, int]] = []
         if not (self._running or self._prefills):
             self._take_parts(self._background, picked, self.max_batch_tokens)
@@ -147,6 +148,12 @@ class StepQueue(Generic[J]):
                 picked.append((job, num_rows))
                 left -= num_rows
         return budget - left
+
+    def _promote(self) -> None:
+        """Jobs that somebody has begun to wait for are in the background no more."""
+        for job in [job for job in self._background if not job.is_background]:
+            self._background.remove(job)
+            self.add(job)
 
     @staticmethod
     def _prune(queue: deque[J]) -> None:

@@ -15,7 +15,17 @@ from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, S
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.sampling.masks import BadWords, TokenSet
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
-from outrider.serving.messages import DraftOpening, FeatureRows, Header, Opening, TargetOpening, TokenLogprobs, Verdict
+from outrider.serving.messages import (
+    AheadWish,
+    Branches,
+    DraftOpening,
+    FeatureRows,
+    Header,
+    Opening,
+    TargetOpening,
+    TokenLogprobs,
+    Verdict,
+)
 from outrider.v1 import common_pb2, draft_pb2, target_pb2
 
 
@@ -207,6 +217,21 @@ def draft_open_from_pb(message: draft_pb2.DraftOpen) -> DraftOpening:
         max_q_entries=message.max_q_entries,
         drafter=message.drafter,
         target_fingerprint=message.target_fingerprint,
+    )
+
+
+def ahead_from_pb(message: draft_pb2.DraftAdvance) -> AheadWish:
+    return AheadWish(message.ahead_branches, message.ahead_draft_tokens, message.ahead_value_ms)
+
+
+def branches_to_pb(branches: Branches, num_cancelled_tokens: int) -> draft_pb2.DraftBranches:
+    return draft_pb2.DraftBranches(
+        header=header_to_pb(branches.header),
+        prefix_hashes=branches.proposals.keys(),
+        proposals=[proposal_to_pb(proposal) for proposal in branches.proposals.values()],
+        queue_us=branches.queue_us,
+        compute_us=branches.compute_us,
+        num_cancelled_tokens=num_cancelled_tokens,
     )
 
 

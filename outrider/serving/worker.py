@@ -28,7 +28,9 @@ from outrider.serving.equipment import Equipment
 from outrider.serving.fleet import FleetMember, advertised_address
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
-from outrider.settings import WorkerSettings
+from outrider.serving.worker_calls import role_from_pb
+from outrider.serving.worker_metrics import worker_families
+from outrider.settings import DraftWorkerSettings, WorkerSettings
 from outrider.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -180,3 +182,5 @@ def _fleet_member(worker: Worker, address: str, description: worker_pb2.Describe
         incarnation=description.incarnation,
     )
     return FleetMember(worker.settings.coordinators, registration, worker.capacity)
+    if isinstance(worker.settings, DraftWorkerSettings) and worker.loaded.translator is None:
+        description.max_ahead_branches = worker.settings.ahead_branches

@@ -45,6 +45,7 @@ class WorkerDescription:
     target_drafters: tuple[TargetDrafter, ...] = ()
     features: str = ""
     drafter_features: Mapping[str, str] = field(default_factory=dict)
+    max_ahead_branches: int = 0
     target_fingerprints: tuple[str, ...] = ()
 
 
@@ -68,6 +69,7 @@ async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeou
         target_drafters=tuple(target_drafter_from_pb(drafter) for drafter in answer.target_drafters),
         features=answer.features,
         drafter_features=dict(answer.drafter_features),
+        max_ahead_branches=answer.max_ahead_branches,
         target_fingerprints=tuple(answer.target_fingerprints),
     )
 

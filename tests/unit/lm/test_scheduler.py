@@ -190,3 +190,13 @@ def test_work_in_the_background_goes_on_where_it_was_passed_by():
     assert step(queue) == [(ahead, 8)]
     assert queue.remove(ahead)
     assert not queue
+
+
+def test_work_that_somebody_begins_to_wait_for_leaves_the_background():
+    queue = StepQueue(8)
+    ahead, stream = Job(2, num_logits=2, is_background=True), Job(7, num_logits=7)
+    queue.add(ahead)
+    queue.add(stream)
+    ahead.is_background = False
+    assert step(queue) == [(stream, 7)]
+    assert step(queue) == [(ahead, 2)]

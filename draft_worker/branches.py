@@ -1,0 +1,181 @@
+"""Which outcomes of a round are likeliest: how many drafts of a chain stand, and which token comes after them.
+
+P(a stand, then y) = (chance that the first a stand) * (chance that the next one falls) * P(y | it fell); where all
+stand, y follows the last one. Nothing here knows a model or waits; what it says decides work, never a text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+TEMPERATURES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5)
+"""Of a match: how far the target's scores are from the draft's, as a temperature of the draft's own."""
+START_TEMPERATURE = 0.5
+FORGET = 0.98
+NUM_BINS = 8
+PRIOR_CHANCE, PRIOR_WEIGHT = 0.7, 4.0
+
+
+class Place(NamedTuple):
+    """What may stand at one place: ids, likeliest first, and of each the draft's score (ln q + noise under COUPLED,
+    the logit under greedy) or, where drafts are sampled, its q. int64[k], float64[k]."""
+
+    ids: np.ndarray
+    values: np.ndarray
+
+
+class Outcome(NamedTuple):
+    """`num_accepted` drafts stand, then comes `token_id`."""
+
+    num_accepted: int
+    token_id: int
+    probability: float
+
+
+class Outlook(Protocol):
+    """How the draft's own numbers tell what the target will say; it learns from what the target said."""
+
+    def stands(self, place: Place, draft: int) -> float:
+        """Chance that this draft stands, those before it standing."""
+
+    def after(self, place: Place, fallen: int | None) -> np.ndarray:
+        """float64[k]: chances of the place's ids once draft `fallen` has not stood there, or none was (None)."""
+
+    def observe(self, places: Sequence[Place], drafts: Sequence[int], num_accepted: int, token_id: int) -> None:
+        """So it went. places: one more than drafts."""
+
+
+class MatchOutlook:
+    """Greedy and COUPLED: a draft stands where the target's best id is the draft's, so the draft's scores tell, each
+    place by itself: the target's id is y with chance softmax(scores / t)[y]. The t that has foretold most is used."""
+
+    def __init__(self) -> None:
+        self._log_likelihoods = np.zeros(len(TEMPERATURES))
+        self._log_likelihoods[TEMPERATURES.index(START_TEMPERATURE)] = 1.0
+
+    @property
+    def temperature(self) -> float:
+        return TEMPERATURES[int(self._log_likelihoods.argmax())]
+
+    def stands(self, place: Place, draft: int) -> float:
+        return _share(place, softmax(place.values / self.temperature), draft)
+
+    def after(self, place: Place, fallen: int | None) -> np.ndarray:
+        chances = softmax(place.values / self.temperature)
+        return chances if fallen is None else without(place, chances, fallen)
+
+    def observe(self, places: Sequence[Place], drafts: Sequence[int], num_accepted: int, token_id: int) -> None:
+        said = [*drafts[:num_accepted], token_id]
+        self._log_likelihoods *= FORGET
+        for place, token in zip(places, said, strict=False):
+            for index, temperature in enumerate(TEMPERATURES):
+                share = _share(place, softmax(place.values / temperature), token)
+                self._log_likelihoods[index] += math.log(max(share, 1e-4))
+
+
+class RatioOutlook:
+    """TOKEN and BLOCK: coins decide. How often drafts stood by how sure the draft was of them; what comes instead of
+    one that fell is likely where q is, that draft itself left out, since p is below q there."""
+
+    def __init__(self) -> None:
+        self._stood = np.full(NUM_BINS, PRIOR_CHANCE * PRIOR_WEIGHT)
+        self._seen = np.full(NUM_BINS, PRIOR_WEIGHT)
+
+    def stands(self, place: Place, draft: int) -> float:
+        bin_ = self._bin(place, draft)
+        return float(self._stood[bin_] / self._seen[bin_])
+
+    def after(self, place: Place, fallen: int | None) -> np.ndarray:
+        chances = place.values / place.values.sum()
+        return chances if fallen is None else without(place, chances, fallen)
+
+    def observe(self, places: Sequence[Place], drafts: Sequence[int], num_accepted: int, token_id: int) -> None:
+        for index, (place, draft) in enumerate(zip(places, drafts, strict=False)):
+            if index > num_accepted:
+                break
+            bin_ = self._bin(place, draft)
+            self._stood[bin_] = FORGET * self._stood[bin_] + (index < num_accepted)
+            self._seen[bin_] = FORGET * self._seen[bin_] + 1
+
+    @staticmethod
+    def _bin(place: Place, draft: int) -> int:
+        return min(NUM_BINS - 1, int(NUM_BINS * _share(place, place.values / place.values.sum(), draft)))
+
+
+def likeliest_outcomes(
+    places: Sequence[Place],
+    drafts: Sequence[int],
+    outlook: Outlook,
+    num_outcomes: int,
+    *,
+    min_probability: float = 0.0,
+    left_out: Collection[int] = (),
+) -> list[Outcome]:
+    """The `num_outcomes` likeliest, in order, of at least this probability. places: one more than drafts: what may
+    stand at each one's place, and after the last. left_out: ids that end the text, after which nothing is wanted."""
+    found: list[Outcome] = []
+    reached = 1.0
+    for index, place in enumerate(places):
+        draft = drafts[index] if index < len(drafts) else None
+        stands = outlook.stands(place, draft) if draft is not None else 0.0
+        for token_id, chance in zip(place.ids.tolist(), outlook.after(place, draft).tolist(), strict=True):
+            probability = reached * (1 - stands) * chance
+            if token_id != draft and token_id not in left_out and probability > 0:
+                found.append(Outcome(index, token_id, probability))
+        reached *= stands
+        if draft is not None and draft in left_out:
+            break
+    found.sort(key=lambda outcome: -outcome.probability)
+    return [outcome for outcome in found[:num_outcomes] if outcome.probability >= min_probability]
+
+
+def worth(outcomes: Sequence[Outcome], value_ms: float, cost_ms: float) -> list[Outcome]:
+    """Those whose branch saves more than it costs, in expectation."""
+    return [outcome for outcome in outcomes if outcome.probability * value_ms >= cost_ms]
+
+
+@dataclass(slots=True)
+class RowCost:
+    """What another row adds to a pass of the draft model, from passes of different sizes."""
+
+    _one_ms: float = 0.0
+    _many_ms: float = 0.0
+    _many_rows: float = 0.0
+
+    def observe(self, num_rows: int, ms: float) -> None:
+        if num_rows == 1:
+            self._one_ms = ms if not self._one_ms else self._one_ms + 0.2 * (ms - self._one_ms)
+        elif not self._many_rows:
+            self._many_ms, self._many_rows = ms, float(num_rows)
+        else:
+            self._many_ms += 0.2 * (ms - self._many_ms)
+            self._many_rows += 0.2 * (num_rows - self._many_rows)
+
+    @property
+    def ms(self) -> float:
+        """0 until passes of one and of more rows were seen."""
+        if not self._one_ms or not self._many_rows:
+            return 0.0
+        return max(0.0, self._many_ms - self._one_ms) / max(1.0, self._many_rows - 1)
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    masses = np.exp(values - values.max())
+    return masses / masses.sum()
+
+
+def without(place: Place, chances: np.ndarray, fallen: int) -> np.ndarray:
+    """The chances given that it is not `fallen`."""
+    left = np.where(place.ids == fallen, 0.0, chances)
+    total = left.sum()
+    return left / total if total > 0 else left
+
+
+def _share(place: Place, chances: np.ndarray, token_id: int) -> float:
+    (where,) = np.nonzero(place.ids == token_id)
+    return float(chances[where[0]]) if len(where) else 0.0
