@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 from coordinator.admission import Admission
 from coordinator.drafting import DraftSide
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.outbox import Outbox
 from coordinator.pool import SessionPool
 from coordinator.request import ResolvedRequest
@@ -24,8 +25,11 @@ from outrider.settings import CoordinatorSettings
 class Generation:
     """Runs requests. Closing the iterator that `events` gives frees both sides of every stream of the request."""
 
-    def __init__(self, pool: SessionPool, admission: Admission, settings: CoordinatorSettings) -> None:
+    def __init__(
+        self, pool: SessionPool, admission: Admission, metrics: CoordinatorMetrics, settings: CoordinatorSettings
+    ) -> None:
         self._pool = pool
+        self._metrics = metrics
         self._admission = admission
         self._settings = settings
 
@@ -72,6 +76,7 @@ class Generation:
     async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
+        meter = self._metrics.watch(stream, arrived)
         target = TargetSide(stream, self._pool)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
@@ -92,4 +97,5 @@ class Generation:
             draft.close()
             local.close()
             target.close()
+            meter.ended()
             outbox.leave()

@@ -11,19 +11,24 @@ from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from coordinator.admission import Admission
 from coordinator.directory import WorkerDirectory
 from coordinator.dns import DnsSource, split_names
 from coordinator.generate import Generation
+from coordinator.metrics import ROLE, CoordinatorMetrics
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
 from outrider.errors import Internal, InvalidArgument
+from outrider.results import Complete
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.channel import is_host_and_port
 from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
 from outrider.serving.events import event_to_pb
+from outrider.serving.metrics import metrics_endpoint, new_registry
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.settings import CoordinatorSettings
@@ -43,12 +48,19 @@ _TENANT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class GenerationServicer:
     """`GenerationService` over one directory of workers."""
 
-    def __init__(self, settings: CoordinatorSettings, directory: WorkerDirectory, server: Server) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        directory: WorkerDirectory,
+        server: Server,
+        registry: CollectorRegistry,
+    ) -> None:
         self._settings = settings
         self._directory = directory
         self._server = server
         self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests)
-        self._generation = Generation(SessionPool(directory, settings), self._admission, settings)
+        self._metrics = CoordinatorMetrics(registry, self._admission, directory)
+        self._generation = Generation(SessionPool(directory, settings), self._admission, self._metrics, settings)
         self._started = time.monotonic()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
@@ -57,16 +69,21 @@ class GenerationServicer:
         context.set_trailing_metadata((("x-request-id", request_id),))
         await context.send_initial_metadata((("x-request-id", request_id),))
         tenant = tenant_of(context.invocation_metadata() or (), self._settings.trusted_tenant_header)
-        model = self._directory.model(request.model)
-        resolved = await self._resolve(request, model, request_id, tenant)
-        self._directory.pick_target(model.name, resolved.model_fingerprint)
-        events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=context.time_remaining())
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    yield event_to_pb(event)
-        except Internal as error:
-            raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error
+        with self._metrics.request() as counted:
+            model = self._directory.model(request.model)
+            counted.model = model.name
+            resolved = await self._resolve(request, model, request_id, tenant)
+            counted.num_open = resolved.num_choices
+            self._directory.pick_target(model.name, resolved.model_fingerprint)
+            time_left_s = context.time_remaining()
+            events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=time_left_s)
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        counted.num_open -= isinstance(event, Complete)
+                        yield event_to_pb(event)
+            except Internal as error:
+                raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         model = self._directory.model(request.model)
@@ -212,8 +229,9 @@ async def serve(
     drafts, draft_names = split_names(settings.draft_workers, "draft_workers")
     if not settings.target_workers:
         log.warning("target_workers is empty: nothing is served until a target worker registers itself")
+    registry = new_registry(ROLE)
     with stop_on_signals(stop):
-        async with running_server(settings, [GENERATION, FLEET]) as server:
+        async with metrics_endpoint(settings, registry), running_server(settings, [GENERATION, FLEET]) as server:
             changed = asyncio.Event()
             listed = settings.model_copy(update={"target_workers": targets, "draft_workers": drafts})
             directory = WorkerDirectory(listed, on_change=changed.set)
@@ -222,7 +240,7 @@ async def serve(
             try:
                 await directory.start()
                 servicers = {
-                    GENERATION.full_name: GenerationServicer(settings, directory, server),
+                    GENERATION.full_name: GenerationServicer(settings, directory, server, registry),
                     FLEET.full_name: FleetServicer(settings, directory),
                 }
                 await server.open(servicers)

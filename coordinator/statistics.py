@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from coordinator.branches import AheadCounts
 from outrider.results import DrafterOutlook, DrafterUse, Speculation, Timings
 from outrider.sampling.params import Origin
 
@@ -35,6 +37,13 @@ class Drafting:
 
 
 NOBODY = Drafting()
+
+
+class RoundObserver(Protocol):
+    """Who wants to know of rounds as they are counted."""
+
+    def round(self, num_draft_tokens: int, origins: tuple[Origin, ...], by: Drafting) -> None:
+        """As `StreamStatistics.count`, which has counted it."""
 
 
 @dataclass(slots=True)
@@ -78,6 +87,8 @@ class StreamStatistics:
     _drafters: dict[str, None] = field(default_factory=dict)
     _uses: dict[tuple[str, str], _Use] = field(default_factory=dict)
     outlooks: tuple[DrafterOutlook, ...] = ()
+    ahead: AheadCounts = field(default_factory=AheadCounts)
+    observer: RoundObserver | None = None
 
     def count(self, num_draft_tokens: int, origins: tuple[Origin, ...], by: Drafting = NOBODY) -> None:
         """A verdict that checked `num_draft_tokens` drafts and delivered tokens of these origins."""
@@ -96,6 +107,8 @@ class StreamStatistics:
                 use.ms += by.round_ms
             if drafter:
                 self._drafters[drafter] = None
+        if self.observer is not None:
+            self.observer.round(num_draft_tokens, origins, by)
 
     def speculation(self) -> Speculation:
         num_steps = sum(self._accepted.values())
@@ -121,6 +134,11 @@ class StreamStatistics:
             num_bonus_tokens=self._origins[Origin.BONUS],
             drafter_uses=tuple(use.told(drafter, reason) for (drafter, reason), use in self._uses.items()),
             drafter_outlooks=self.outlooks,
+            num_branches=self.ahead.num_branches,
+            num_branch_hits=self.ahead.num_hits,
+            num_branch_misses=self.ahead.num_misses,
+            num_ahead_draft_tokens=self.ahead.num_draft_tokens,
+            num_wasted_draft_tokens=self.ahead.num_wasted_tokens,
         )
 
     def timings(self, total_ms: float) -> Timings:

@@ -45,6 +45,9 @@ class ServerSettings(_Settings):
     heartbeat_ms: int = Field(500, ge=10, description="Heartbeat interval while work is outstanding.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
     reflection: bool = Field(True, description="Serve gRPC reflection, for grpcurl.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
+    )
 
 
 class CoordinatorSettings(ServerSettings):
@@ -68,6 +71,11 @@ class CoordinatorSettings(ServerSettings):
     )
     max_speculative_tokens: int = Field(8, ge=1, le=64, description="Cap of the adaptive number of drafts.")
     acceptance: Literal["token", "block", "coupled"] = Field("block", description="Rule when a request names none.")
+    draft_ahead: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Draft for likely outcomes before the verdict. auto: where it pays, which adaptive streams find out; "
+        "on: wherever a draft worker can.",
+    )
     max_q_entries: int = Field(64, ge=1, le=256, description="Entries of a draft distribution on the wire.")
     local_drafters: AddressList = Field(
         ("lookup", "suffix"), description="Drafters that guess from earlier text, in the coordinator; empty: none."
@@ -134,12 +142,12 @@ class DraftWorkerSettings(WorkerSettings):
     )
     drafters: AddressList = Field(("model",), description="Drafters to offer, the default one first.")
     tree_width: int = Field(2, ge=1, le=16, description="Guesses beside one another at each level of the tree drafter.")
-
-
-class TargetWorkerSettings(WorkerSettings):
     ahead_branches: int = Field(
         12, ge=0, le=64, description="Outcomes of a round that drafts are made for before its verdict; 0: none."
     )
+
+
+class TargetWorkerSettings(WorkerSettings):
     """A target worker."""
 
     port: int = Field(50052, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")

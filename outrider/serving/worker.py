@@ -7,12 +7,14 @@ import contextlib
 import logging
 import platform
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
+from prometheus_client.metrics_core import Metric
 
 from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
@@ -26,6 +28,7 @@ from outrider.serving.convert_worker import (
 )
 from outrider.serving.equipment import Equipment
 from outrider.serving.fleet import FleetMember, advertised_address
+from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
 from outrider.serving.worker_calls import role_from_pb
@@ -124,8 +127,12 @@ async def serve_worker(
     configure_logging(settings.log_level)
     equipment = equipment or Equipment()
     stop = stop or asyncio.Event()
+    registry = new_registry(f"{role_from_pb(role)}-worker")
     with stop_on_signals(stop):
-        async with running_server(settings, [service, WORKER_SERVICE]) as server:
+        async with (
+            metrics_endpoint(settings, registry),
+            running_server(settings, [service, WORKER_SERVICE]) as server,
+        ):
             address = advertised_address(settings, server.port)
             if loaded is None:
                 from outrider.lm.loading import load_model  # imports torch for all but toy models
@@ -139,6 +146,7 @@ async def serve_worker(
                 worker = Worker(settings, loaded, engine, server, SessionCounters())
                 description = _describe(worker, role, drafters, equipment)
                 fleet = _fleet_member(worker, address, description)
+                registry.register(Reading(partial(_families, worker, description)))
                 servicers = {
                     service.full_name: make_servicer(worker),
                     WORKER_SERVICE.full_name: WorkerServicer(worker, description),
@@ -156,6 +164,16 @@ async def serve_worker(
                 await asyncio.to_thread(engine.stop)
 
 
+def _families(worker: Worker, description: worker_pb2.DescribeWorkerResponse) -> Iterable[Metric]:
+    return worker_families(
+        role=f"{role_from_pb(description.role)}-worker",
+        model=description.model,
+        num_sessions=worker.num_sessions,
+        stats=worker.engine.stats(),
+        counters=worker.counters,
+    )
+
+
 def _describe(
     worker: Worker, role: worker_pb2.WorkerRole, drafters: tuple[str, ...], equipment: Equipment
 ) -> worker_pb2.DescribeWorkerResponse:
@@ -165,6 +183,8 @@ def _describe(
     description.target_drafters.extend(target_drafter_to_pb(drafter) for drafter in equipment.target_drafters)
     description.features = equipment.features
     description.drafter_features.update(equipment.drafter_features)
+    if isinstance(worker.settings, DraftWorkerSettings) and worker.loaded.translator is None:
+        description.max_ahead_branches = worker.settings.ahead_branches
     description.incarnation = uuid.uuid4().hex
     if worker.settings.model_name:
         description.model = worker.settings.model_name
@@ -182,5 +202,3 @@ def _fleet_member(worker: Worker, address: str, description: worker_pb2.Describe
         incarnation=description.incarnation,
     )
     return FleetMember(worker.settings.coordinators, registration, worker.capacity)
-    if isinstance(worker.settings, DraftWorkerSettings) and worker.loaded.translator is None:
-        description.max_ahead_branches = worker.settings.ahead_branches
