@@ -157,6 +157,11 @@ class TargetWorkerSettings(WorkerSettings):
         description="What drafts inside this worker, comma separated, the default first: a head's folder or file "
         "(name=... before it where two are of a kind), one that comes with outrider, skip, or skip:10;11. Empty: none.",
     )
+    features: AddressList = Field(
+        (),
+        description="States that draft workers may draft from, comma separated: N is the input of layer N, -1 what the "
+        "output head reads. Those of heads are among them anyway.",
+    )
     cache_overcommit: float = Field(
         2.0, ge=1, description="Cache blocks promised to streams per block there is; 1: none is ever preempted."
     )

@@ -11,7 +11,7 @@ from outrider.drafts import head_folder
 from outrider.errors import InvalidArgument
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
-from outrider.lm.states import feature_model
+from outrider.lm.states import check_states, feature_model, read_states, write_states
 from outrider.lm.toy import PREFIX as TOY_PREFIX
 from outrider.results import TargetDrafter
 from outrider.serving.equipment import Equipment
@@ -31,6 +31,7 @@ class Heads(Equipment):
         self._trained: list[Any] = []
         """Those with weights, `HeldHead`s: torch is imported where there is one."""
         self._own_layers = SelfDrafters()
+        self._sent = read_states(",".join(settings.features), "features") if settings.features else ()
         self.held: dict[str, HeldDrafter] = {}
 
     def prepare(self, loaded: LoadedModel) -> None:
@@ -45,9 +46,10 @@ class Heads(Equipment):
                     f"heads: two are called {held.description.name}; write name=... before one of them", field="heads"
                 )
             self.held[held.description.name] = held
-        states = sorted({state for head in self._trained for state in head.states})
-        if states:
-            feature_model(loaded.model).keep_features(states)
+        if self.states:
+            model = feature_model(loaded.model)
+            check_states(self._sent, model.num_layers, "features")
+            model.keep_features(self.states)
 
     async def try_out(self, engine: Engine) -> None:
         """Raises FailedPrecondition on a head that hardly ever agrees with the model."""
@@ -57,6 +59,15 @@ class Heads(Equipment):
 
             await try_out(self._trained, self._loaded, engine)
         await self._own_layers.try_out(self._loaded, engine)
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Those that the model keeps, for heads here and elsewhere."""
+        return tuple(sorted({*self._sent, *(state for head in self._trained for state in head.states)}))
+
+    @property
+    def features(self) -> str:
+        return write_states(self.states)
 
     @property
     def target_drafters(self) -> Sequence[TargetDrafter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from outrider.serving.worker import Worker, serve_worker
 from outrider.settings import TargetWorkerSettings
 from outrider.v1 import common_pb2, target_pb2, worker_pb2
 from target_worker.heads import Heads
+from target_worker.sent_features import in_messages
 from target_worker.session import TargetSession
 
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"]
@@ -112,7 +114,6 @@ class _TargetStream:
         elif message.epoch <= self._session.log.epoch:
             self._worker.counters.num_stale_messages += 1
             return
-        convert.refuse_unimplemented(message.features, "open.features", "sending features of the target")
         opening = convert.target_open_from_pb(message)
         description = self._worker.loaded.description
         make = partial(
@@ -123,6 +124,7 @@ class _TargetStream:
             max_draft_tokens=self._worker.settings.max_draft_tokens,
             counters=self._worker.counters,
             drafters=self._heads.held,
+            states=self._heads.states,
         )
         self._free()
         with self._stream.working():
@@ -142,9 +144,6 @@ class _TargetStream:
                 "verify.expected_token_id: pipelined verification is not supported yet; leave the field unset",
                 field="verify.expected_token_id",
             )
-        convert.refuse_unimplemented(
-            message.HasField("features_start"), "verify.features_start", "sending features of the target"
-        )
         proposal, fault = EMPTY, ""
         try:
             proposal = convert.proposal_from_pb(message.proposal)
@@ -158,6 +157,7 @@ class _TargetStream:
             fault,
             drafter=message.drafter,
             num_draft_tokens=message.num_draft_tokens,
+            features_start=_features_start(message),
         )
         verdict = await self._run(program)
         if verdict is not None:
@@ -175,6 +175,7 @@ class _TargetStream:
             emit,
             drafter=message.drafter,
             num_draft_tokens=message.num_draft_tokens,
+            features_start=_features_start(message),
         )
         decoding = asyncio.ensure_future(self._run(program))
         arrival = asyncio.ensure_future(self._stream.wait())
@@ -199,6 +200,11 @@ class _TargetStream:
         self._stream.send(Response(prompt_logprobs=convert.prompt_logprobs_to_pb(first_position, logprobs)))
 
     def _send_verdict(self, verdict: Verdict) -> None:
+        end = verdict.header.base_length + len(verdict.committed_ids) - 1
+        *before, last = in_messages(verdict.features, end)
+        for features in before:
+            self._stream.send(Response(features=convert.feature_rows_to_pb(features)))
+        verdict = dataclasses.replace(verdict, features=last) if before else verdict
         self._stream.send(Response(verdict=convert.verdict_to_pb(verdict)))
 
     def _opened(self) -> TargetSession:
@@ -217,6 +223,10 @@ class _TargetStream:
 
 def _prefix(message: target_pb2.TargetVerify | target_pb2.TargetDecode) -> tuple[Header, list[int]]:
     return convert.header_from_pb(message.header), list(message.committed_ids)
+
+
+def _features_start(message: target_pb2.TargetVerify | target_pb2.TargetDecode) -> int | None:
+    return message.features_start if message.HasField("features_start") else None
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *values: Any) -> None:

@@ -16,20 +16,21 @@ from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm.interface import Forward, ForwardResult, Program, SequenceHandle
 from outrider.sampling.params import Finish
 from outrider.serving.checks import check_target_opening
-from outrider.serving.messages import Header, OutOfStep, TargetOpening, TokenLogprobs, Verdict
+from outrider.serving.messages import NO_FEATURES, Header, OutOfStep, TargetOpening, TokenLogprobs, Verdict
 from outrider.serving.session_log import SessionCounters, SessionLog
 from target_worker.acceptance import Outcome, verify
 from target_worker.device_decision import RoundDecision
 from target_worker.drafters import NO_DRAFTERS, NOTHING_DRAFTED, HeldDrafters, OwnDraft, OwnDrafts
 from target_worker.prompt_pass import TellPrompt, compute_prompt, logprobs
+from target_worker.sent_features import SentFeatures
 from target_worker.tree_acceptance import TreeOutcome, verify_tree
 
 
 class TargetSession:
     """One epoch of one stream. Its programs run one at a time; `sequence` must be set before the first.
 
-    drafters: those that this worker has of its own. Raises InvalidArgument, naming the field, on an opening that cannot
-    be served.
+    drafters: those that this worker has of its own. states: those that the model keeps. Raises InvalidArgument, naming
+    the field, on an opening that cannot be served.
     """
 
     sequence: SequenceHandle
@@ -43,6 +44,7 @@ class TargetSession:
         max_draft_tokens: int,
         counters: SessionCounters | None = None,
         drafters: HeldDrafters = NO_DRAFTERS,
+        states: Sequence[int] = (),
     ) -> None:
         check_target_opening(
             opening, vocab_size=vocab_size, context_length=context_length, max_draft_tokens=max_draft_tokens
@@ -52,6 +54,7 @@ class TargetSession:
         self.counters = counters or SessionCounters()
         self._max_draft_tokens = opening.max_draft_tokens
         self._own = OwnDrafts(drafters, self.log, opening.max_draft_tokens, self.counters)
+        self._sent = SentFeatures(opening, states)
         self._num_prompt_tokens = len(opening.prompt_ids)
         self._num_top = opening.top_logprobs if opening.logprobs else None
         self._num_prompt_top = opening.prompt_logprobs
@@ -92,22 +95,26 @@ class TargetSession:
         *,
         drafter: str = "",
         num_draft_tokens: int = 0,
+        features_start: int | None = None,
     ) -> Program[Verdict | None]:
         """Checks a proposal for the prefix that `header` names. None: the message is stale, and dropped.
 
         The header of the last verdict again gets that verdict again, whatever the proposal. `fault` says why the
         proposal could not even be read; a faulty one is dropped and the round is plain. Without drafts the worker's own
-        `drafter` (empty: its first) makes `num_draft_tokens`. Raises OutOfStep; InvalidArgument where there is no such
-        drafter, or so many drafts were not announced.
+        `drafter` (empty: its first) makes `num_draft_tokens`. `features_start`: the verdict carries features from there
+        on, sent before or not. Raises OutOfStep; InvalidArgument where there is no such drafter, so many drafts were
+        not announced, or no features.
         """
         started_ns = time.perf_counter_ns()
         self._own.check("verify", drafter, num_draft_tokens)
+        self._sent.check("verify", features_start)
         if self._is_stale(header):
             return None
         if self._last is not None and header == self._last.header:
             self.counters.num_repeated_verifies += 1
             return self._last
         self._catch_up(header, committed_ids)
+        self._sent.send_from(features_start)
         self.counters.num_verifies += 1
         try:
             if fault:
@@ -129,9 +136,10 @@ class TargetSession:
         *,
         drafter: str = "",
         num_draft_tokens: int = 0,
+        features_start: int | None = None,
     ) -> Program[None]:
         """Rounds without a message for each, plain or with drafts of the worker's own as in `verify`: `emit` gets a
-        verdict per round, on the thread that runs the program.
+        verdict per round, on the thread that runs the program. `features_start`: of the first verdict, as in `verify`.
 
         Exactly one verdict, the last, has `decode_ended`: the one that uses up the credit, ends the stream, or is the
         first decided after `stop_decoding`. No more tokens are committed than the credit has.
@@ -141,9 +149,10 @@ class TargetSession:
                 f"decode.credit_tokens is {credit_tokens}, must be at least 1", field="decode.credit_tokens"
             )
         self._own.check("decode", drafter, num_draft_tokens)
+        self._sent.check("decode", features_start)
         # Here and not in the generator: a stop may come before the engine takes the program up.
         self._stop_requested = False
-        return self._decode(header, committed_ids, credit_tokens, emit, drafter, num_draft_tokens)
+        return self._decode(header, committed_ids, credit_tokens, emit, drafter, num_draft_tokens, features_start)
 
     def close(self) -> None:
         """What its drafters hold is given back; the sequence is its maker's to close. Any thread."""
@@ -161,10 +170,12 @@ class TargetSession:
         emit: Callable[[Verdict], None],
         drafter: str,
         num_draft_tokens: int,
+        features_start: int | None,
     ) -> Program[None]:
         if self._is_stale(header):
             return
         self._catch_up(header, committed_ids)
+        self._sent.send_from(features_start)
         self._credit_tokens = credit_tokens
         while self._credit_tokens:
             # A round commits one token more than it has drafts.
@@ -219,6 +230,7 @@ class TargetSession:
         sequence.committed_length = len(log.ids) - 1
         assert sequence.token_ids[base - 1 :] == log.ids[base - 1 : -1], "the cache left the committed prefix"
 
+        features = NO_FEATURES if self.finish is not Finish.NONE else self._sent.take(sequence, len(log.ids) - 1)
         told_logprobs = TokenLogprobs()
         if self._num_top is not None:
             told_logprobs = logprobs(path_rows, committed_ids, self._num_top)
@@ -244,6 +256,7 @@ class TargetSession:
             drafted_ids=own.proposal.token_ids,
             drafted_parents=() if own.proposal.is_chain else own.proposal.parents,
             draft_us=own.draft_us,
+            features=features,
         )
         return self._last
 

@@ -12,16 +12,36 @@ from outrider.errors import InvalidArgument
 from outrider.lm.interface import LAST_HIDDEN, FeatureModel, LanguageModel
 
 
-def check_states(states: Sequence[int], num_layers: int) -> tuple[int, ...]:
+def check_states(states: Sequence[int], num_layers: int, field: str = "heads") -> tuple[int, ...]:
     """Each once, ascending. Raises InvalidArgument, naming what there is, on one that the model has not."""
     wrong = sorted({state for state in states if not (state == LAST_HIDDEN or 0 <= state < num_layers)})
     if wrong:
         raise InvalidArgument(
             f"the target has states 0 to {num_layers - 1} (inputs of its {num_layers} layers) and {LAST_HIDDEN} (what "
             f"its output head reads), but no {', '.join(map(str, wrong))}",
-            field="heads",
+            field=field,
         )
     return tuple(sorted(set(states)))
+
+
+def read_states(text: str, field: str) -> tuple[int, ...]:
+    """Of a comma list such as "2,15,27" or "-1", in its order. Raises InvalidArgument naming `field`."""
+    try:
+        states = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgument(
+            f"{field} is {text[:80]!r}, which is no comma list of states: N is the input of layer N, {LAST_HIDDEN} "
+            "what the output head reads",
+            field=field,
+        ) from None
+    if len(set(states)) != len(states):
+        raise InvalidArgument(f"{field} names a state twice: {text[:80]!r}", field=field)
+    return states
+
+
+def write_states(states: Sequence[int]) -> str:
+    """As `read_states` reads them."""
+    return ",".join(map(str, states))
 
 
 def feature_model(model: LanguageModel) -> FeatureModel:

@@ -5,6 +5,7 @@ import pytest
 from session_clients import (
     ask,
     decode_request,
+    draft_opening,
     open_request,
     read,
     running_draft,
@@ -119,17 +120,10 @@ async def test_heads_that_cannot_be_had_stop_the_start(heads, told):
             pass
 
 
-@pytest.mark.parametrize("kind", ["target", "draft"])
-async def test_features_are_refused_by_name(kind):
-    running = running_target() if kind == "target" else running_draft()
-    async with running as worker:
-        call = getattr(worker, kind).Session()
-        opening = open_request(target_opening(PROMPT, features="-1"))
-        if kind == "draft":
-            from session_clients import draft_opening
-
-            opening = open_request(draft_opening(PROMPT, features="-1"))
-        await call.write(opening)
+async def test_features_are_refused_by_name():
+    async with running_draft() as worker:
+        call = worker.draft.Session()
+        await call.write(open_request(draft_opening(PROMPT, features="-1")))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read(call)
         error = from_rpc_error(caught.value)

@@ -333,7 +333,6 @@ async def test_a_proposal_of_noise_bytes_is_a_plain_round():
 REFUSED = {
     "no open": (TargetRequest(verify=target_pb2.TargetVerify()), InvalidArgument, "message"),
     "nothing": (TargetRequest(), InvalidArgument, "message"),
-    "features": (TargetRequest(open=target_pb2.TargetOpen(features="hidden")), Unimplemented, "open.features"),
     "temperature": (
         open_request(target_opening(sampling=SamplingParams(temperature=-1.0))),
         InvalidArgument, "open.sampling.temperature",
@@ -341,6 +340,9 @@ REFUSED = {
     "acceptance": (
         TargetRequest(open=target_pb2.TargetOpen(prompt_ids=[1])), InvalidArgument, "open.sampling.acceptance",
     ),
+    "features": (open_request(target_opening(features="hidden")), InvalidArgument, "open.features"),
+    "features not kept": (open_request(target_opening(features="-1")), InvalidArgument, "open.features"),
+    "features from": (open_request(target_opening(features_start=2)), InvalidArgument, "open.features_start"),
     "prompt": (open_request(target_opening([])), InvalidArgument, "open.prompt_ids"),
     "long prompt": (open_request(target_opening([1] * 4096)), InvalidArgument, "open.prompt_ids"),
 }  # fmt: skip
