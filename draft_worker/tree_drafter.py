@@ -70,7 +70,7 @@ class TreeDrafter(ModelDrafter):
                 parents += [trunk] * len(children)
                 trunk = len(drafts)
                 drafts += children
-                token_id, q, _ = children[0]
+                token_id, q = children[0].token_id, children[0].q
                 log.history.push(token_id)
                 num_pushed += 1
                 prefix_hash = extend_hash(prefix_hash, token_id)

@@ -39,7 +39,8 @@ class PromptLogprobs:
 @dataclass(frozen=True, slots=True)
 class Step:
     """One round, as the coordinator measured it; times in ms. `round_ms` holds all the others but `emit_ms`, which
-    comes after it; `sampling_ms` is a part of `verify_ms`."""
+    comes after it; `sampling_ms` is a part of `verify_ms`. `ahead`: what became of the branches that the round before
+    asked for, hit, late or miss; empty: none were."""
 
     num_draft_tokens_wanted: int
     num_draft_tokens: int
@@ -53,6 +54,7 @@ class Step:
     reason: str
     sampling_ms: float = 0.0
     emit_ms: float = 0.0
+    ahead: str = ""
 
     @property
     def overhead_ms(self) -> float:
@@ -144,6 +146,17 @@ class Speculation:
     drafter_uses: tuple[DrafterUse, ...] = ()
     drafter_outlooks: tuple[DrafterOutlook, ...] = ()
     num_feature_bytes: int = 0
+    num_branches: int = 0
+    num_branch_hits: int = 0
+    num_branch_misses: int = 0
+    num_ahead_draft_tokens: int = 0
+    num_wasted_draft_tokens: int = 0
+
+    @property
+    def branch_hit_rate(self) -> float:
+        """Of the rounds that had asked for branches before; 0 without any."""
+        num_rounds = self.num_branch_hits + self.num_branch_misses
+        return self.num_branch_hits / num_rounds if num_rounds else 0.0
 
     @property
     def num_steps(self) -> int:
@@ -320,6 +333,10 @@ class CacheCounters:
     num_copied_blocks: int = 0
 
 
+TREE_SUFFIX = "-tree"
+"""After the name of a drafter inside a target: its trees."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetDrafter:
     """A drafter inside a target worker, which requests call `name`, and what its probe found at load.
@@ -327,6 +344,8 @@ class TargetDrafter:
     kind: medusa, eagle, eagle3 or toy. source: as the worker's settings name it. max_draft_tokens: longest chain; 0:
     any. agreement: share of a text of the target's own in which its likeliest next token was the target's; None: not
     probed. n drafts take about first_draft_ms + (n - 1) * next_draft_ms. warning: of the probe; empty: none.
+    draws_trees: it draws trees as well, no deeper than its longest chain. rank_agreement: as `agreement`, of its first,
+    second, ... guess at a place; empty: not probed.
     """
 
     name: str
@@ -340,6 +359,13 @@ class TargetDrafter:
     first_draft_ms: float = 0.0
     next_draft_ms: float = 0.0
     warning: str = ""
+    draws_trees: bool = False
+    rank_agreement: tuple[float, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call it: its name for chains, and one for trees where it draws them."""
+        return (self.name, f"{self.name}{TREE_SUFFIX}") if self.draws_trees else (self.name,)
 
 
 @dataclass(frozen=True, slots=True)

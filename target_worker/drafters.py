@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from outrider.drafting.drafter import Drafter
+from outrider.drafting.drafter import Drafter, TreeDrafter
 from outrider.drafting.proposal import EMPTY, Proposal, check
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
+from outrider.lm.tree import are_ordered, is_chain
 from outrider.results import TargetDrafter
 from outrider.serving.session_log import SessionCounters, SessionLog
 
@@ -67,8 +68,9 @@ class OwnDrafts:
         self._num_failures: Counter[str] = Counter()
         self._closed = False
 
-    def check(self, message: str, drafter: str, num_draft_tokens: int) -> None:
-        """Raises InvalidArgument naming the field of `message` unless such a draft can be asked for."""
+    def check(self, message: str, drafter: str, num_draft_tokens: int, shape: Sequence[int] = ()) -> None:
+        """Raises InvalidArgument naming the field of `message` unless such a draft can be asked for. shape: of a tree,
+        as `Proposal.parents`."""
         if drafter and drafter not in self._held:
             offered = f"offers {', '.join(self._held)}" if self._held else "has no drafters of its own"
             raise InvalidArgument(f"{message}.drafter {drafter!r}: this worker {offered}", field=f"{message}.drafter")
@@ -82,6 +84,18 @@ class OwnDrafts:
                 f"{message}.num_draft_tokens is {num_draft_tokens}, the opening announced {self._max_draft_tokens}",
                 field=f"{message}.num_draft_tokens",
             )
+        if shape:
+            self._check_shape(f"{message}.tree_parents", drafter or next(iter(self._held), ""), num_draft_tokens, shape)
+
+    def _check_shape(self, field: str, drafter: str, num_draft_tokens: int, shape: Sequence[int]) -> None:
+        if len(shape) != num_draft_tokens:
+            raise InvalidArgument(
+                f"{field} has {len(shape)} nodes, num_draft_tokens is {num_draft_tokens}: give as many", field=field
+            )
+        if not are_ordered(shape):
+            raise InvalidArgument(f"{field}: a node's parent does not come before it", field=field)
+        if not self._held[drafter].description.draws_trees:
+            raise InvalidArgument(f"{field}: drafter {drafter} draws chains only, leave it empty", field=field)
 
     def close(self) -> None:
         """Drafters that hold something for the session give it back. Any thread; nothing is drafted afterwards."""
@@ -89,9 +103,12 @@ class OwnDrafts:
         for drafter in list(self._drafters.values()):
             _close(drafter)
 
-    def draft(self, drafter: str, num_draft_tokens: int, sequence: SequenceHandle) -> Program[OwnDraft]:
+    def draft(
+        self, drafter: str, num_draft_tokens: int, sequence: SequenceHandle, shape: Sequence[int] = ()
+    ) -> Program[OwnDraft]:
         """At most `num_draft_tokens` after the committed ids; fewer where the stream ends. Log and cache are afterwards
-        as before, whatever the drafter did."""
+        as before, whatever the drafter did. shape: of a tree, cut to its first nodes where there is room for no more;
+        empty: a chain."""
         num_useful = self._log.max_length - len(self._log.ids) - 1
         num_draft_tokens = min(num_draft_tokens, num_useful)
         if num_draft_tokens < 1 or self._closed:
@@ -108,7 +125,7 @@ class OwnDrafts:
                 self._drafters[name] = self._held[name].for_session(self._log, sequence)
                 if self._closed:  # meanwhile, by another thread, which may have missed this one
                     _close(self._drafters[name])
-            proposal = yield from self._drafters[name].propose(num_draft_tokens)
+            proposal = yield from _proposed(self._drafters[name], num_draft_tokens, shape[:num_draft_tokens])
             check(proposal, vocab_size=self._log.vocab_size, max_draft_tokens=num_draft_tokens)
         except Exception as error:
             proposal, fault = EMPTY, f"drafter {name} failed: {type(error).__name__}: {error}"
@@ -121,6 +138,13 @@ class OwnDrafts:
             sequence.truncate(cached_length)
         draft_us = (time.perf_counter_ns() - started_ns) // 1000 - proposal.queue_us
         return OwnDraft(proposal, fault, max(0, draft_us))
+
+
+def _proposed(drafter: Drafter, num_draft_tokens: int, shape: Sequence[int]) -> Program[Proposal]:
+    if is_chain(shape):
+        return drafter.propose(num_draft_tokens)
+    assert isinstance(drafter, TreeDrafter), "its description says that it draws trees"
+    return drafter.propose_tree(shape)
 
 
 def _close(drafter: Drafter | None) -> None:

@@ -157,6 +157,7 @@ class _TargetStream:
             fault,
             drafter=message.drafter,
             num_draft_tokens=message.num_draft_tokens,
+            tree_parents=tuple(parent - 1 for parent in message.tree_parents),
             features_start=_features_start(message),
         )
         verdict = await self._run(program)
@@ -175,6 +176,7 @@ class _TargetStream:
             emit,
             drafter=message.drafter,
             num_draft_tokens=message.num_draft_tokens,
+            tree_parents=tuple(parent - 1 for parent in message.tree_parents),
             features_start=_features_start(message),
         )
         decoding = asyncio.ensure_future(self._run(program))

@@ -95,18 +95,19 @@ class TargetSession:
         *,
         drafter: str = "",
         num_draft_tokens: int = 0,
+        tree_parents: Sequence[int] = (),
         features_start: int | None = None,
     ) -> Program[Verdict | None]:
         """Checks a proposal for the prefix that `header` names. None: the message is stale, and dropped.
 
         The header of the last verdict again gets that verdict again, whatever the proposal. `fault` says why the
         proposal could not even be read; a faulty one is dropped and the round is plain. Without drafts the worker's own
-        `drafter` (empty: its first) makes `num_draft_tokens`. `features_start`: the verdict carries features from there
-        on, sent before or not. Raises OutOfStep; InvalidArgument where there is no such drafter, so many drafts were
-        not announced, or no features.
+        `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of shape `tree_parents` if one is given.
+        `features_start`: the verdict carries features from there on, sent before or not. Raises OutOfStep;
+        InvalidArgument where there is no such drafter or tree of it, so many drafts were not announced, or no features.
         """
         started_ns = time.perf_counter_ns()
-        self._own.check("verify", drafter, num_draft_tokens)
+        self._own.check("verify", drafter, num_draft_tokens, tree_parents)
         self._sent.check("verify", features_start)
         if self._is_stale(header):
             return None
@@ -125,7 +126,7 @@ class TargetSession:
             return (yield from self._round(EMPTY, started_ns, fault=str(reason)))
         if proposal or not num_draft_tokens:
             return (yield from self._round(self._shorten(proposal), started_ns))
-        return (yield from self._own_round(drafter, num_draft_tokens))
+        return (yield from self._own_round(drafter, num_draft_tokens, tree_parents))
 
     def decode(
         self,
@@ -136,6 +137,7 @@ class TargetSession:
         *,
         drafter: str = "",
         num_draft_tokens: int = 0,
+        tree_parents: Sequence[int] = (),
         features_start: int | None = None,
     ) -> Program[None]:
         """Rounds without a message for each, plain or with drafts of the worker's own as in `verify`: `emit` gets a
@@ -148,11 +150,12 @@ class TargetSession:
             raise InvalidArgument(
                 f"decode.credit_tokens is {credit_tokens}, must be at least 1", field="decode.credit_tokens"
             )
-        self._own.check("decode", drafter, num_draft_tokens)
+        self._own.check("decode", drafter, num_draft_tokens, tree_parents)
         self._sent.check("decode", features_start)
         # Here and not in the generator: a stop may come before the engine takes the program up.
         self._stop_requested = False
-        return self._decode(header, committed_ids, credit_tokens, emit, drafter, num_draft_tokens, features_start)
+        asked = (drafter, num_draft_tokens, tree_parents)
+        return self._decode(header, committed_ids, credit_tokens, emit, asked, features_start)
 
     def close(self) -> None:
         """What its drafters hold is given back; the sequence is its maker's to close. Any thread."""
@@ -168,10 +171,10 @@ class TargetSession:
         committed_ids: Sequence[int],
         credit_tokens: int,
         emit: Callable[[Verdict], None],
-        drafter: str,
-        num_draft_tokens: int,
+        asked: tuple[str, int, Sequence[int]],
         features_start: int | None,
     ) -> Program[None]:
+        drafter, num_draft_tokens, tree_parents = asked
         if self._is_stale(header):
             return
         self._catch_up(header, committed_ids)
@@ -179,15 +182,16 @@ class TargetSession:
         self._credit_tokens = credit_tokens
         while self._credit_tokens:
             # A round commits one token more than it has drafts.
-            verdict = yield from self._own_round(drafter, min(num_draft_tokens, self._credit_tokens - 1))
+            num_wanted = min(num_draft_tokens, self._credit_tokens - 1)
+            verdict = yield from self._own_round(drafter, num_wanted, tree_parents)
             self._credit_tokens = 0 if verdict.decode_ended else self._credit_tokens - len(verdict.committed_ids)
             emit(verdict)
 
-    def _own_round(self, drafter: str, num_draft_tokens: int) -> Program[Verdict]:
+    def _own_round(self, drafter: str, num_draft_tokens: int, tree_parents: Sequence[int]) -> Program[Verdict]:
         """A round over drafts of the worker's own; a plain one where nothing is wanted or drafted."""
         own = NOTHING_DRAFTED
         if num_draft_tokens:
-            own = yield from self._own.draft(drafter, num_draft_tokens, self.sequence)
+            own = yield from self._own.draft(drafter, num_draft_tokens, self.sequence, tree_parents)
         proposal = self._shorten(own.proposal)
         own = dataclasses.replace(own, proposal=proposal)
         return (yield from self._round(proposal, time.perf_counter_ns(), own.fault, own))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
 
 from outrider.drafting.chain import drafting
-from outrider.drafting.proposal import Proposal
+from outrider.drafting.grown_tree import GrownTree, likeliest, planned
+from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal
+from outrider.drafting.tree import depths
 from outrider.errors import Internal, InvalidArgument
 from outrider.lm.interface import LanguageModel, Program, SequenceHandle
 from outrider.lm.toy import PREFIX, ToyModel, parse_toy
@@ -24,7 +29,7 @@ class HeldToy:
         given = parse_toy(source.replace(";", ","))
         keys = [part.partition("=")[0].strip() for part in source.removeprefix(PREFIX).split(";") if part.strip()]
         self._model = ToyModel(dataclasses.replace(target.spec, **{key: getattr(given, key) for key in keys}))
-        self.description = TargetDrafter(name, KIND, source=source)
+        self.description = TargetDrafter(name, KIND, source=source, draws_trees=True)
 
     def for_session(self, log: SessionLog, sequence: SequenceHandle) -> ToyDrafter:
         return ToyDrafter(self.description.name, self._model, log)
@@ -52,6 +57,21 @@ class ToyDrafter:
                     break
             return chain.proposal(self.name)
         yield  # a program: it needs no pass
+
+    def propose_tree(self, shape: Sequence[int]) -> Program[Proposal]:
+        """As a head's."""
+        grown = GrownTree(self._log, MAX_Q_ENTRIES)
+
+        def rows(nodes: Sequence[int]) -> list[np.ndarray]:
+            return [self._model.logits_for([*self._log.ids, *grown.path_ids(node)]) for node in nodes]
+
+        root = self._model.logits_for(self._log.ids)
+        if self._log.sampling.decides_by_match:
+            order = likeliest(grown, len(shape), max(depths(shape), default=0), root, rows)
+        else:
+            order = planned(grown, shape, root, rows, grown.drawn)
+        return grown.proposal(order, self.name)
+        yield
 
     def ingest(self) -> Program[None]:
         """Nothing to prepare."""

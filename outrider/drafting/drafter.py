@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from outrider.drafting.proposal import Proposal
 from outrider.lm.interface import Program
@@ -18,3 +19,12 @@ class Drafter(Protocol):
 
     def ingest(self) -> Program[None]:
         """Computes now what the next `propose` would have to compute first."""
+
+
+@runtime_checkable
+class TreeDrafter(Protocol):
+    """A drafter that draws trees as well."""
+
+    def propose_tree(self, shape: Sequence[int]) -> Program[Proposal]:
+        """As `Drafter.propose`: a tree of this shape, `Proposal.parents`, or a part of it with all its beginnings.
+        Drafts that are not sampled may make any other of as many nodes and as deep at most."""

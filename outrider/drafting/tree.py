@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from outrider.lm.tree import is_chain, path_to
 
-__all__ = ["PREFIX", "chain_parents", "children", "depths", "is_chain", "path"]
+__all__ = ["PREFIX", "chain_parents", "children", "depths", "is_chain", "path", "within"]
 
 PREFIX = -1
 """The parent of what follows the committed prefix directly."""
@@ -42,3 +42,10 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 def path(parents: Sequence[int], index: int) -> tuple[int, ...]:
     """Indices from a child of the prefix down to token `index`, which may be the prefix itself: the empty path."""
     return tuple(path_to(parents, index))
+
+
+def within(parents: Sequence[int], max_depth: int) -> tuple[int, ...]:
+    """The shape of what is no deeper."""
+    kept = [index for index, depth in enumerate(depths(parents)) if depth <= max_depth]
+    places = {PREFIX: PREFIX, **{index: place for place, index in enumerate(kept)}}
+    return tuple(places[parents[index]] for index in kept)

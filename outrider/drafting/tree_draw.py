@@ -24,12 +24,14 @@ class Child(NamedTuple):
     """One child, in draw order among its siblings.
 
     q: the law it was drawn from given the siblings before it; None is one-hot. probability: the draft's own, of the
-    token, before siblings were removed; nothing may be decided by it where q is not None.
+    token, before siblings were removed; nothing may be decided by it where q is not None. chance: of a one-hot child,
+    that it is what the target chooses, the noise of COUPLED counted in; 0 of others.
     """
 
     token_id: int
     q: SparseQ | None
     probability: float
+    chance: float = 0.0
 
 
 def draw_children(
@@ -54,14 +56,16 @@ def draw_children(
     if num_children < 1:
         return []
     if params.greedy:
-        return _greedy_children(processed_logits(logits, params, stopping, history), num_children)
+        return certain_children(processed_logits(logits, params, stopping, history), num_children)
     if params.acceptance is AcceptanceRule.COUPLED:
         ids, weights = support(logits, params, stopping, history)
         keys = weights + noise.gumbel(position, len(weights) if ids is None else ids)
-        probabilities = np.exp(weights) / np.exp(weights).sum()
+        probabilities, chances = _normalised(weights), _normalised(keys)
         possible = int((probabilities > 0).sum())
         best = likeliest(keys, min(num_children, possible))
-        return [Child(int(i if ids is None else ids[i]), None, float(probabilities[i])) for i in best]
+        return [
+            Child(int(i if ids is None else ids[i]), None, float(probabilities[i]), float(chances[i])) for i in best
+        ]
     q = sparse_q(logits, params, stopping, history, max_entries)
     integers = [noise.integer16(prefix_hash, Role.DRAFT, try_index) for try_index in range(num_children)]
     return sampled_children(q, integers, replacement=replacement)
@@ -90,8 +94,18 @@ def without(q: SparseQ, token_id: int) -> SparseQ | None:
     return SparseQ(ids=q.ids[others], counts=to_counts(q.counts[others].astype(np.float64)))
 
 
-def _greedy_children(logits: np.ndarray, num_children: int) -> list[Child]:
+def certain_children(logits: np.ndarray, num_children: int) -> list[Child]:
+    """The likeliest tokens of processed logits float32[V], one-hot: what greedy children are, and exact under any rule,
+    as nothing was sampled."""
     best = likeliest(logits, num_children)
     best = best[np.isfinite(logits[best])]
-    masses = np.exp(logits.astype(np.float64) - float(logits.max()))
-    return [Child(int(token_id), None, float(masses[token_id] / masses.sum())) for token_id in best]
+    probabilities = _normalised(logits.astype(np.float64))
+    return [Child(int(i), None, float(probabilities[i]), float(probabilities[i])) for i in best]
+
+
+def _normalised(keys: np.ndarray) -> np.ndarray:
+    """exp of them, summing to 1. Of ln q + noise: the chances to be the largest once each is off by standard Gumbel
+    noise of its own, so the same model of how far the draft's logits are from the target's as q itself is of greedy."""
+    masses = np.exp(keys - keys.max())
+    masses /= masses.sum()
+    return masses

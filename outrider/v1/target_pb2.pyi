@@ -68,7 +68,7 @@ class TargetOpen(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class TargetVerify(_message.Message):
-    __slots__ = ("header", "committed_ids", "proposal", "expected_token_id", "drafter", "num_draft_tokens", "features_start")
+    __slots__ = ("header", "committed_ids", "proposal", "expected_token_id", "drafter", "num_draft_tokens", "features_start", "tree_parents")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class TargetVerify(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
+    TREE_PARENTS_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     proposal: _common_pb2.Proposal
@@ -83,23 +84,26 @@ class TargetVerify(_message.Message):
     drafter: str
     num_draft_tokens: int
     features_start: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., expected_token_id: _Optional[int] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
+    tree_parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., expected_token_id: _Optional[int] = ..., drafter: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., features_start: _Optional[int] = ..., tree_parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetDecode(_message.Message):
-    __slots__ = ("header", "committed_ids", "credit_tokens", "num_draft_tokens", "drafter", "features_start")
+    __slots__ = ("header", "committed_ids", "credit_tokens", "num_draft_tokens", "drafter", "features_start", "tree_parents")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
+    TREE_PARENTS_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     credit_tokens: int
     num_draft_tokens: int
     drafter: str
     features_start: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., credit_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., features_start: _Optional[int] = ...) -> None: ...
+    tree_parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., credit_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., features_start: _Optional[int] = ..., tree_parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetStop(_message.Message):
     __slots__ = ()

@@ -8,6 +8,7 @@ target's own states are kept; guesses go on from the head's own output, and thei
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from outrider.lm.heads.kv import HeadCache
 from outrider.lm.heads.packing import Linear
 from outrider.lm.heads.rope import RotaryTable, rotate
 from outrider.lm.heads.target import Embedding, Projection
+from outrider.lm.tree import Tree
 
 EXTEND_ROWS = 64
 """Pairs computed at once: bounds the scores of a long prompt."""
@@ -37,6 +39,15 @@ class HeadLayer:
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Where n rows stand that are no chain. unseen: bool[n, m], of the last m places of the cache, the rows' own among
+    them; places before are seen by all."""
+
+    positions: list[int]
+    unseen: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +108,17 @@ class EagleHead:
         fused: torch.Tensor = self.fc(torch.cat(parts, -1))
         return fused
 
-    def run(self, states: torch.Tensor, token_ids: torch.Tensor, cache: HeadCache) -> torch.Tensor:
-        """[n, H], the last layer's output, for pairs of states [n, H] and int64[n] ids; appends them to the cache."""
+    def run(
+        self, states: torch.Tensor, token_ids: torch.Tensor, cache: HeadCache, branches: Branches | None = None
+    ) -> torch.Tensor:
+        """[n, H], the last layer's output, for pairs of states [n, H] and int64[n] ids; appends them to the cache, as a
+        chain unless told which branches they are."""
         start, end = cache.grow(len(token_ids))
         x, residual = self._pairs(states, self.embedding(token_ids).to(self.dtype))
         for number, layer in enumerate(self.layers):
             if number:
                 residual, x = x, self._normal(x, layer.input_norm)
-            x = residual + layer.o(self._attend(number, layer, x, cache, start, end))
+            x = residual + layer.o(self._attend(number, layer, x, cache, start, end, branches))
             gate, up = layer.gate_up(self._normal(x, layer.mlp_norm)).chunk(2, -1)
             x = x + layer.down(F.silu(gate).mul_(up))
         return x
@@ -127,22 +141,31 @@ class EagleHead:
         return x, normed if self.convention.norm_residual else states
 
     def _attend(
-        self, number: int, layer: HeadLayer, x: torch.Tensor, cache: HeadCache, start: int, end: int
+        self,
+        number: int,
+        layer: HeadLayer,
+        x: torch.Tensor,
+        cache: HeadCache,
+        start: int,
+        end: int,
+        branches: Branches | None,
     ) -> torch.Tensor:
-        """[n, heads * D] of rows at places start to end - 1, each seeing all before it."""
+        """[n, heads * D] of rows at places start to end - 1, each seeing all before it, or what its branch may."""
         num_rows, groups = end - start, self.num_heads // self.num_kv_heads
         rows = layer.qkv(x).to(cache.dtype).view(num_rows, -1, self.head_dim)
         query, key, value = rows.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
         if layer.q_norm is not None:
             query, key = self._normal(query, layer.q_norm), self._normal(key, layer.k_norm)
-        turned = self.rotary.rows(start, end)
+        turned = self.rotary.rows(start, end) if branches is None else self.rotary.at(branches.positions)
         query = rotate(query, *turned).view(num_rows, self.num_kv_heads, groups, self.head_dim).permute(1, 2, 0, 3)
         keys, values = cache.write(number, rotate(key, *turned).to(cache.dtype), value)
         query = query.to(cache.dtype).reshape(self.num_kv_heads, groups * num_rows, self.head_dim)
         scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(self.head_dim**-0.5)  # [kv, groups * n, end]
-        if num_rows > 1:
+        unseen = branches.unseen if branches is not None else None
+        if unseen is None and num_rows > 1:
             unseen = torch.ones(num_rows, num_rows, dtype=torch.bool, device=x.device).triu(1)
-            scores.view(-1, num_rows, end)[..., start:].masked_fill_(unseen, float("-inf"))
+        if unseen is not None:
+            scores.view(-1, num_rows, end)[..., end - unseen.shape[1] :].masked_fill_(unseen, float("-inf"))
         mixed = torch.bmm(scores.softmax(-1).to(cache.dtype), values)
         mixed = mixed.view(self.num_heads, num_rows, self.head_dim).transpose(0, 1)
         return mixed.reshape(num_rows, -1).to(self.dtype)
@@ -155,8 +178,8 @@ class EagleHead:
 class EagleContext:
     """What one session's head has read. Used by one thread at a time.
 
-    length: pairs kept, those of positions 0, 1, ... Guesses made by `step` follow them until `extend`, `discard` or
-    `truncate` forgets them.
+    length: pairs kept, those of positions 0, 1, ... Guesses made by `step` or `branch` follow them until `extend`,
+    `discard` or `truncate` forgets them; the two do not mix.
     """
 
     def __init__(self, head: EagleHead) -> None:
@@ -164,6 +187,8 @@ class EagleContext:
         self._cache = HeadCache(len(head.layers), head.num_kv_heads, head.head_dim, head.dtype, head.device)
         self._last: torch.Tensor | None = None
         self._kept_last: torch.Tensor | None = None
+        self._branch_states: torch.Tensor | None = None
+        self._branch_parents: list[int] = []
         self.length = 0
 
     def extend(self, features: torch.Tensor, next_ids: torch.Tensor) -> torch.Tensor:
@@ -192,10 +217,39 @@ class EagleContext:
         self._last = self._head.fed_back(hidden)
         return self._head.logits(hidden)[0]
 
+    @torch.inference_mode()
+    def branch(self, token_ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """float32[n, V']: the guesses after n tokens of a tree, run at once.
+
+        parents: the token that each follows, by its number among all branched from these pairs; -1: it follows the last
+        pair. Each sees the kept pairs, its ancestors and itself.
+        """
+        if self._kept_last is None:
+            raise Internal("a head's branches need a pair read since its context was made or cut")
+        head, first = self._head, len(self._branch_parents)
+        if not all(-1 <= parent < first for parent in parents) or self._cache.length != self.length + first:
+            raise Internal(f"branches follow one of the {first} before them or the last pair, and no steps")
+        known = self._kept_last if self._branch_states is None else torch.cat([self._kept_last, self._branch_states])
+        states = known[[parent + 1 for parent in parents]]
+        self._branch_parents += parents
+        tree = Tree.of(self.length, self._branch_parents)
+        unseen = torch.from_numpy(~tree.sees[first:]).to(head.device)
+        branches = Branches(tree.positions[first:].tolist(), unseen)
+        tokens = torch.tensor(token_ids, dtype=torch.int64, device=head.device)
+        hidden = head.run(states, tokens, self._cache, branches)
+        fed_back = head.fed_back(hidden)
+        self._branch_states = fed_back if self._branch_states is None else torch.cat([self._branch_states, fed_back])
+        return head.logits(hidden)
+
     def discard(self) -> None:
-        """Forgets guesses: `step` goes on from the last pair again."""
+        """Forgets guesses: `step` and `branch` go on from the last pair again."""
         self._cache.length = self.length
         self._last = self._kept_last
+        self._forget_branches()
+
+    def _forget_branches(self) -> None:
+        self._branch_states = None
+        self._branch_parents.clear()
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` pairs, at most those there are. An `extend` comes next unless nothing was cut."""
@@ -223,4 +277,5 @@ class EagleContext:
         )
         self.length = self._cache.length
         self._last = self._kept_last = head.fed_back(hidden[-1:])
+        self._forget_branches()
         return hidden

@@ -59,6 +59,11 @@ class RotaryTable:
             self._sines = torch.cat([self._sines, angles.sin()])
         return self._cosines[start:end], self._sines[start:end]
 
+    def at(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32[n, 1, D / 2] each, of n positions in any order."""
+        cosines, sines = self.rows(0, max(positions) + 1)
+        return cosines[positions], sines[positions]
+
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """[n, heads, D], each pair (i, i + D/2) turned by its row's angle."""
