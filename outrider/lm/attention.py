@@ -14,9 +14,11 @@ import torch.nn.functional as F
 
 from outrider.lm.batch import FlatBatch, Span
 from outrider.lm.softcap import softcapped_attention
+from outrider.lm.threads import GNU, RUNTIME
 
-ONE_THREAD_PRODUCTS = 1 << 21
-"""Multiply-adds of a problem below which one thread is faster: a second one takes some 20 us to wake."""
+ONE_THREAD_PRODUCTS = 1 << 21 if RUNTIME == GNU else 0
+"""Multiply-adds of a problem below which one thread is faster: a second one of GNU's runtime takes some 20 us to wake.
+Intel's spins at this point, and would let it go for each change of the number of threads: 4 to 18% of a pass."""
 
 CACHE_LINE_BYTES = 64
 
