@@ -33,6 +33,8 @@ class Timed:
     elapsed_ms: float
     prompt_logprobs: tuple[wire.SealedPromptLogprobs, ...] = ()
     """With the first verdict, when the opening asked for them."""
+    target: str = ""
+    """Address of the worker."""
 
     @property
     def queue_ms(self) -> float:
@@ -105,7 +107,7 @@ class TargetLink:
             verdict = await self._verdict()
             self._peer.num_outstanding = 0
             before, arrived = arrived, time.perf_counter()
-            timed = Timed(verdict, 1000 * (arrived - before))
+            timed = Timed(verdict, 1000 * (arrived - before), target=self.address)
             yield timed
 
     async def stop_decoding(self) -> None:
@@ -123,7 +125,7 @@ class TargetLink:
             await self._peer.send(message(missing))
             try:
                 verdict = await self._verdict()
-                return Timed(verdict, 1000 * (time.perf_counter() - started))
+                return Timed(verdict, 1000 * (time.perf_counter() - started), target=self.address)
             except _Lags as lags:
                 if lags.header.epoch != self._epoch or not self._log.holds(lags.header):
                     raise self._lost(f"is at another text ({lags.header})") from None

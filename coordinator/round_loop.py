@@ -146,13 +146,18 @@ class RoundLoop:
                 verify_network_ms=timed.network_ms,
                 wait_ms=drafted.wait_ms,
                 round_ms=round_ms,
+                draft_queue_ms=drafted.proposal.queue_us / 1000,
+                verify_queue_ms=timed.queue_ms,
+                target=timed.target,
+                num_batch_rows=verdict.num_batch_rows,
             )
         )
 
     async def _run(self, choice: Choice) -> None:
         """The target goes on by itself, plainly or with drafts of its own, without a round trip for each step."""
         started = time.perf_counter()
-        num_tokens, verify_ms, network_ms, interrupted = 0, 0.0, 0.0, False
+        num_tokens, verify_ms, queue_ms, network_ms, interrupted = 0, 0.0, 0.0, 0.0, False
+        num_rows, target = 0, ""
         try:
             async for timed in self._target.decode(choice):
                 num_wanted = min(choice.num_draft_tokens, self._room, choice.credit_tokens - num_tokens - 1)
@@ -162,7 +167,9 @@ class RoundLoop:
                     self._commit(timed, choice, timed.elapsed_ms)
                 num_tokens += len(timed.verdict.committed_ids)
                 verify_ms += timed.queue_ms + timed.work_ms
+                queue_ms += timed.queue_ms
                 network_ms = network_ms or timed.network_ms
+                num_rows, target = num_rows + timed.verdict.num_batch_rows, timed.target
                 if self._stream.finished:
                     break
                 if not interrupted and self._policy.interrupts(self._local.guesses(self._room)):
@@ -180,6 +187,9 @@ class RoundLoop:
                 verify_ms=verify_ms,
                 verify_network_ms=network_ms,
                 round_ms=1000 * (time.perf_counter() - started),
+                verify_queue_ms=queue_ms,
+                target=target,
+                num_batch_rows=num_rows / max(1, num_tokens),
             )
         )
 
@@ -203,6 +213,9 @@ class RoundLoop:
                 verify_ms=timed.queue_ms + timed.work_ms,
                 verify_network_ms=timed.network_ms if is_first else 0.0,
                 round_ms=timed.elapsed_ms,
+                verify_queue_ms=timed.queue_ms,
+                target=timed.target,
+                num_batch_rows=verdict.num_batch_rows,
             )
         )
 

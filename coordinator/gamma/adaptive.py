@@ -87,9 +87,11 @@ class AdaptiveGamma:
         return self._objective.num_continued(plan, num_drafted, guess)
 
     def observe(self, report: RoundReport) -> None:
-        costs, candidate = self._shared.costs, report.choice.candidate
+        candidate = report.choice.candidate
         self._ms += report.round_ms
         self._tokens += report.num_committed
+        self._objective.heard_of(report.target)
+        costs = self._objective.costs
         if report.is_local:
             costs.observe_verify(report)
             return

@@ -1,16 +1,21 @@
 """What each part of a round costs: medians of the last few messages, so that one slow call moves nothing.
 
-Shared by all streams of a model. Until something was measured here, what the workers measured themselves stands in, and
-until they have told that, guesses in units of a verify pass.
+Shared by all streams of a model. A pass is known by its rows, those of other streams included, so that what was learnt
+under one load holds under the next; the wait for it, drafts and network are known by themselves. Each duration is
+measured inside one process; network is a round trip less what both ends report. Until something was measured here, what
+the workers measured themselves stands in, and until they have told that, guesses in units of a verify pass.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
+import copy
+import math
 
 from coordinator.gamma.policy import Candidate, RoundReport
+from coordinator.gamma.price import Load, Median
 from outrider.drafting.tree import depths
+
+__all__ = ["DraftCost", "LineCost", "Median", "RoundCosts"]
 
 FRESH_PASSES = 256
 """A pass size not seen among this many passes is stale."""
@@ -20,26 +25,12 @@ DRAFT_SHARE = 0.1
 """Assumed time of a draft in verify passes, until one was seen."""
 PROPORTIONAL = 1e9
 """Relative slope of a line through the origin."""
+TOLD_WEIGHT = 0.5
+"""Of a size that somebody else has measured, in messages of our own."""
+FILL_DECAY = 0.9
 
-
-class Median:
-    """Of the last few values."""
-
-    def __init__(self, size: int = 12) -> None:
-        self._values: deque[float] = deque(maxlen=size)
-        self._cached: float | None = None
-
-    def add(self, value: float) -> None:
-        self._values.append(value)
-        self._cached = None
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def value(self, default: float = 0.0) -> float:
-        if self._cached is None and self._values:
-            self._cached = median(self._values)
-        return default if self._cached is None else self._cached
+Points = list[tuple[float, float, float]]
+"""(size, ms, weight)."""
 
 
 class LineCost:
@@ -52,52 +43,75 @@ class LineCost:
         self._seen_at: dict[int, int] = {}
         self._clock = 0
         self._told: tuple[float, float] | None = None
-        self._fitted: tuple[dict[int, float], float, float] | None = None
+        self._told_sizes: Points = []
+        self._measured: dict[int, float] | None = None
+        self._lines: dict[int, tuple[float, float]] = {}
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
-        return bool(self._by_size) or self._told is not None
+        return bool(self._by_size) or self.is_told
 
     @property
     def is_told(self) -> bool:
         return self._told is not None
 
-    def tell(self, base_ms: float, ms_per_unit: float) -> None:
-        """What somebody else has measured: it stands until works of two sizes were seen here."""
-        self._told, self._fitted = (base_ms, ms_per_unit), None
+    def tell(self, base_ms: float, ms_per_unit: float, sizes: Points = []) -> None:  # noqa: B006 - never changed
+        """What somebody else has measured: it stands until works of two sizes were seen here. `sizes`: what works of
+        these sizes take there, under whatever load they came; it counts beside what is seen here."""
+        self._told, self._told_sizes = (base_ms, ms_per_unit), sizes
+        self._forget_fits()
 
     def observe(self, size: int, ms: float) -> None:
         self._clock += 1
-        self._fitted = None
+        self._forget_fits()
         self._by_size.setdefault(size, Median(8)).add(ms)
         self._seen_at[size] = self._clock
+        if len(self._by_size) > FRESH_PASSES:
+            self._by_size = {n: m for n, m in self._by_size.items() if self._is_fresh(n)}
 
-    def ms(self, size: float) -> float:
-        if self._fitted is None:
-            self._fitted = self._fit()
-        measured, base, slope = self._fitted
-        return measured.get(size, base + slope * size)  # type: ignore[call-overload]
+    def ms(self, size: float, near: float = 0.0) -> float:
+        """near: the sizes around it shape the line, as work need not grow evenly: a pass is flat at first."""
+        if self._measured is None:
+            self._measured = {n: m.value() for n, m in self._by_size.items() if len(m) >= 3 and self._is_fresh(n)}
+        if size in self._measured:
+            return self._measured[size]  # type: ignore[index]
+        base, slope = self.line(near)
+        return base + slope * size
 
-    def _fit(self) -> tuple[dict[int, float], float, float]:
-        fresh = {n: m for n, m in self._by_size.items() if self._clock - self._seen_at[n] < FRESH_PASSES}
-        if not fresh:
-            base_ms, ms_per_unit = self._told or (0.0, 0.0)
-            return {}, base_ms, ms_per_unit
-        measured = {n: m.value() for n, m in fresh.items() if len(m) >= 3}
+    def line(self, near: float = 0.0) -> tuple[float, float]:
+        """(ms at size 0, ms per unit) around a size."""
+        key = round(near)
+        if key not in self._lines:
+            self._lines[key] = self._fit(near)
+        return self._lines[key]
+
+    def _forget_fits(self) -> None:
+        self._measured = None
+        self._lines.clear()
+
+    def _is_fresh(self, size: int) -> bool:
+        return self._clock - self._seen_at[size] < FRESH_PASSES
+
+    def _fit(self, near: float) -> tuple[float, float]:
+        fresh: Points = [(n, m.value(), len(m)) for n, m in self._by_size.items() if self._is_fresh(n)]
+        if not fresh and not self._told_sizes:
+            return self._told or (0.0, 0.0)
         relative_slope = self._relative_slope
         if self._told is not None and self._told[0] > 0:
             relative_slope = self._told[1] / self._told[0]
-        base_ms, ms_per_unit = _line([(n, m.value(), len(m)) for n, m in fresh.items()], relative_slope)
-        return measured, base_ms, ms_per_unit
+        points = [*fresh, *self._told_sizes]
+        if near:
+            points = [(x, y, w / (1 + 4 * math.log2((x + 1) / (near + 1)) ** 2)) for x, y, w in points]
+        return _line(points, relative_slope)
 
 
-def _line(points: list[tuple[int, float, int]], relative_slope: float) -> tuple[float, float]:
+def _line(points: Points, relative_slope: float) -> tuple[float, float]:
     """Weighted least squares through (x, y, weight), rising; with one x, a line of the assumed relative slope."""
     total = sum(w for _, _, w in points)
     mean_x = sum(w * x for x, _, w in points) / total
     mean_y = sum(w * y for _, y, w in points) / total
     spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
-    if spread > 0:
+    if spread > 1e-9 * total:
         slope = max(0.0, sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread)
     else:
         slope = relative_slope * mean_y / (1 + relative_slope * mean_x)
@@ -109,31 +123,51 @@ class DraftCost:
 
     def __init__(self) -> None:
         self.network = Median()
+        self.queue = Median()
         self.work = LineCost(PROPORTIONAL)
-        self._fill = 1.0
+        self._fill: list[float] = []
 
-    def observe(self, num_wanted: int, num_drafts: int, draft_ms: float, network_ms: float) -> None:
+    def observe(
+        self, num_wanted: int, num_drafts: int, draft_ms: float, network_ms: float, queue_ms: float = 0.0
+    ) -> None:
+        """draft_ms: without the wait for the drafter's engine, which is `queue_ms`."""
         self.network.add(network_ms)
-        self._fill += 0.1 * (num_drafts / num_wanted - self._fill)
+        self.queue.add(queue_ms)
+        self._fill += [1.0] * (num_wanted - len(self._fill))
+        for place in range(num_wanted):
+            self._fill[place] = FILL_DECAY * self._fill[place] + (1 - FILL_DECAY) * (place < num_drafts)
         self.work.observe(num_drafts, draft_ms)
 
     def num_drafted(self, num_wanted: int) -> float:
-        """Drafts to expect of a drafter that does not always give as many as wanted."""
-        return self._fill * num_wanted
+        """Drafts to expect of a drafter that does not always give as many as wanted: by place, since it ends chains
+        where they do not pay."""
+        known = sum(self._fill[:num_wanted])
+        return known + (self._fill[-1] if self._fill else 1.0) * max(0, num_wanted - len(self._fill))
 
 
 class RoundCosts:
-    """Of all the kinds of rounds of one model. Its streams share it."""
+    """Of all the kinds of rounds of one model. Its streams share it; `on` is what one target makes of it."""
 
     def __init__(self) -> None:
         self.verify = LineCost(VERIFY_SLOPE)
-        """The target's own time for a pass over γ + 1 rows of a stream, at the load of late, by γ."""
+        """The target's own time for a pass, by its rows of all streams but one: 0 is one stream's plain step."""
         self.verify_network = Median()
         self.plain = Median()
         """Time per token of a plain run, less its one round trip."""
+        self.load = Load()
+        """Of the target that was heard of last."""
+        self.context_ms = 0.0
+        """What the cached tokens of a stream add to a pass."""
+        self._plain_overhead = Median()
         self._overhead = Median()
         self._step_overhead = Median()
         self._drafts: dict[str, DraftCost] = {}
+        self._loads: dict[str, Load] = {}
+
+    def on(self, target: str) -> RoundCosts:
+        """The same costs under the load of this target worker."""
+        self.load = self._loads.setdefault(target, Load())
+        return copy.copy(self)
 
     def draft(self, candidate: Candidate) -> DraftCost:
         return self._drafts.setdefault(candidate.learnt_as, DraftCost())
@@ -142,37 +176,51 @@ class RoundCosts:
         """Whether anybody has measured what drafts of it take."""
         return bool(self.draft(candidate).work)
 
-    def draft_ms(self, candidate: Candidate, num_draft_tokens: int) -> float:
+    def draft_ms(self, candidate: Candidate, num_draft_tokens: float) -> float:
         work = self.draft(candidate).work
         return work.ms(num_draft_tokens) if work else DRAFT_SHARE * num_draft_tokens * self.verify_ms(0)
 
     def verify_ms(self, num_draft_tokens: float) -> float:
-        return self.verify.ms(num_draft_tokens) if self.verify else 1 + VERIFY_SLOPE * num_draft_tokens
+        """Of a pass with so many drafts of one's own, beside what others put into it."""
+        others = self.load.other_rows
+        return self.verify.ms(others + num_draft_tokens, others) if self.verify else 1 + VERIFY_SLOPE * num_draft_tokens
 
     def row_ms(self, num_rows: int) -> float:
         """Of each of so many further rows of a pass."""
         return max(0.0, self.verify_ms(num_rows) - self.verify_ms(0)) / max(1, num_rows)
 
+    def taken(self, num_draft_tokens: float, drafting_ms: float = 0.0) -> float:
+        """Tokens that other streams lose to one pass of this one. drafting_ms: on the target itself, before the
+        pass."""
+        row_ms = self.verify.line(self.load.other_rows)[1]
+        per_ms = self.load.taken_per_ms(row_ms + self.context_ms)
+        return per_ms * (row_ms * (1 + num_draft_tokens) + self.context_ms + drafting_ms)
+
     def plain_ms(self, run_tokens: int) -> float:
         """Of a token of a plain run of so many."""
-        ms = self.plain.value() if self.plain else self.verify_ms(0) + self._step_overhead.value()
-        return ms + self.verify_network.value() / max(1, run_tokens)
+        overhead_ms = self._plain_overhead.value() if self._plain_overhead else self._step_overhead.value()
+        return self.verify_ms(0) + overhead_ms + self.verify_network.value() / max(1, run_tokens)
 
     def round_ms(self, candidate: Candidate, num_draft_tokens: int) -> float:
         """Of a round that a draft worker is asked for, from the choice to the commit."""
+        num_drafted = self.draft(candidate).num_drafted(num_draft_tokens)
+        return self.ask_ms(candidate) + self.draft_ms(candidate, num_drafted) + self.local_round_ms(num_drafted)
+
+    def ask_ms(self, candidate: Candidate) -> float:
+        """What a question to a draft worker takes beside the drafts: the network, and the wait for its engine."""
         draft = self.draft(candidate)
-        ms = draft.network.value() + self.draft_ms(candidate, num_draft_tokens)
-        return ms + self.local_round_ms(draft.num_drafted(num_draft_tokens))
+        return draft.network.value() + draft.queue.value()
 
     def step_ms(self, candidate: Candidate, num_draft_tokens: int, run_steps: float) -> float:
         """Of a step of a run of so many, drafted for by the target itself."""
-        ms = self.draft_ms(candidate, num_draft_tokens) + self._step_overhead.value()
-        verify_ms = self.verify_ms(self.draft(candidate).num_drafted(num_draft_tokens))
-        return ms + verify_ms + self.verify_network.value() / max(1.0, run_steps)
+        num_drafted = self.draft(candidate).num_drafted(num_draft_tokens)
+        ms = self.draft_ms(candidate, num_drafted) + self._step_overhead.value()
+        return ms + self.verify_ms(num_drafted) + self.verify_network.value() / max(1.0, run_steps)
 
     def local_round_ms(self, num_draft_tokens: float) -> float:
         """Of a round whose drafts are at hand."""
-        return self.verify_network.value() + self.verify_ms(num_draft_tokens) + self._overhead.value()
+        wait_ms = self.verify_network.value() + self.load.queue.value()
+        return wait_ms + self.verify_ms(num_draft_tokens) + self._overhead.value()
 
     def observe_round(self, report: RoundReport, candidate: Candidate) -> None:
         """A round that a draft worker was asked for. A level of a tree takes what a token of a chain does."""
@@ -181,13 +229,14 @@ class RoundCosts:
         if report.parents:
             num_drafts = max(depths(report.parents))
             num_wanted = max(num_drafts, -(-num_wanted // max(1, report.choice.tree_width)))
-        self.draft(candidate).observe(num_wanted, num_drafts, report.draft_ms, draft_network_ms)
+        work_ms = report.draft_ms - report.draft_queue_ms
+        self.draft(candidate).observe(num_wanted, num_drafts, work_ms, draft_network_ms, report.draft_queue_ms)
         self.observe_verify(report)
 
     def observe_verify(self, report: RoundReport) -> None:
         """What any round with drafts tells of the target."""
         draft_network_ms = report.draft_network_ms + report.wait_ms
-        self.verify.observe(report.num_draft_tokens, report.verify_ms)
+        self._observe_pass(report, was_asked=True)
         self.verify_network.add(report.verify_network_ms)
         known_ms = report.draft_ms + draft_network_ms + report.verify_ms + report.verify_network_ms
         self._overhead.add(max(0.0, report.round_ms - known_ms))
@@ -196,7 +245,7 @@ class RoundCosts:
         """A step that the target drafted for; the first of a run also tells of the network."""
         num_wanted = report.choice.num_draft_tokens
         self.draft(candidate).observe(num_wanted, report.num_draft_tokens, report.draft_ms, 0.0)
-        self.verify.observe(report.num_draft_tokens, report.verify_ms)
+        self._observe_pass(report, was_asked=False)
         if report.verify_network_ms:
             self.verify_network.add(report.verify_network_ms)
         known_ms = report.draft_ms + report.verify_ms + report.verify_network_ms
@@ -205,8 +254,22 @@ class RoundCosts:
     def observe_plain(self, report: RoundReport) -> None:
         if not report.num_committed:
             return
-        self.verify.observe(0, report.verify_ms / report.num_committed)
+        self._observe_pass(report, was_asked=False)
         network_ms = self.verify_network.value(report.verify_network_ms)
         if report.num_committed == 1 and self.plain:
             return  # a run of one token says little about those without a round trip
-        self.plain.add(max(report.verify_ms, report.round_ms - network_ms) / report.num_committed)
+        token_ms = max(report.verify_ms, report.round_ms - network_ms) / report.num_committed
+        self.plain.add(token_ms)
+        self._plain_overhead.add(token_ms - (report.verify_ms - report.verify_queue_ms) / report.num_committed)
+
+    def _observe_pass(self, report: RoundReport, *, was_asked: bool) -> None:
+        num_passes = 1 if report.choice.num_draft_tokens else max(1, report.num_committed)
+        own_rows = 1 + report.num_draft_tokens
+        batch_rows = max(own_rows, report.num_batch_rows)
+        pass_ms = (report.verify_ms - report.verify_queue_ms) / num_passes
+        self.verify.observe(round(batch_rows) - 1, pass_ms)
+        self.load.observe_pass(
+            own_rows=own_rows, batch_rows=batch_rows, pass_ms=pass_ms, queue_ms=report.verify_queue_ms,
+            was_asked=was_asked,
+        )  # fmt: skip
+        self.load.observe_tokens(report.num_committed, report.round_ms)

@@ -1,6 +1,7 @@
 """The objective: of everything that could be done next, committed tokens per ms. In one place, for every kind of round.
 
-rate(plan) = E[tokens committed] / E[ms], from how far this stream's drafts survive and what rounds of this model take:
+rate(plan) = (E[tokens committed] - tokens that other streams lose to it) / E[ms], from how far this stream's drafts
+survive, what rounds of this model take, and what a pass takes from others (`price.py`):
 
     plain             1 / (a token of a run)
     a draft worker    (1 + s_1 + ... + s_γ) / (network + drafting γ + a round trip + verifying γ + 1 rows)
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import Acceptance
+from coordinator.gamma.costs import RoundCosts
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
@@ -37,13 +39,15 @@ ROUND_TRIP_SHARE = 0.02
 MIN_GUESS_GAIN = 1.03
 """Over what goes on without it: a guess that promises less is not worth its rows."""
 MIN_MS = 1e-6
+MIN_RATE = 1e-9
 PLAIN = ""
 """Key of plain decoding among the candidates'."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a choice is expected to commit and to take: a round, or as much of a run as is worth its round trip."""
+    """What a choice is expected to commit and to take: a round, or as much of a run as is worth its round trip.
+    `taken`: tokens that other streams of the target lose to it."""
 
     drafter: str
     num_draft_tokens: int
@@ -53,6 +57,7 @@ class Plan:
     is_guess: bool = False
     tree: GuessTree | None = None
     tree_width: int = 0
+    taken: float = 0.0
 
     @property
     def key(self) -> str:
@@ -60,8 +65,8 @@ class Plan:
 
     @property
     def rate(self) -> float:
-        """Tokens per ms."""
-        return self.tokens / max(MIN_MS, self.ms)
+        """Tokens per ms that the target as a whole gains by it."""
+        return (self.tokens - self.taken) / max(MIN_MS, self.ms)
 
     @property
     def is_run(self) -> bool:
@@ -69,7 +74,7 @@ class Plan:
 
     def loss_ms(self, best: Plan) -> float:
         """Time lost when this is done once instead of the best."""
-        return max(0.0, self.ms - self.tokens / best.rate)
+        return max(0.0, self.ms - (self.tokens - self.taken) / max(MIN_RATE, best.rate))
 
     def choice(self, reason: str, credit_tokens: int) -> Choice:
         """`credit_tokens` matter to runs alone."""
@@ -79,7 +84,7 @@ class Plan:
             reason,
             credit_tokens,
             self.candidate,
-            1000 * self.rate,
+            1000 * self.tokens / max(MIN_MS, self.ms),
             self.tree,
             self.tree_width,
         )
@@ -92,6 +97,7 @@ class Objective:
     def __init__(self, shared: PairEstimates) -> None:
         self._shared = shared
         self._costs = shared.costs
+        self._target = ""
         self._acceptance: dict[str, Acceptance] = {}
 
     def acceptance(self, candidate: Candidate) -> Acceptance:
@@ -102,7 +108,9 @@ class Objective:
         return self._acceptance[name]
 
     def plain(self, credit_tokens: int) -> Plan:
-        return Plan(PLAIN, 0, PLAIN_PROBE_TOKENS, PLAIN_PROBE_TOKENS * max(MIN_MS, self._costs.plain_ms(credit_tokens)))
+        ms = max(MIN_MS, self._costs.plain_ms(credit_tokens))
+        taken = PLAIN_PROBE_TOKENS * self._costs.taken(0)
+        return Plan(PLAIN, 0, PLAIN_PROBE_TOKENS, PLAIN_PROBE_TOKENS * ms, taken=taken)
 
     def best_of(self, candidate: Candidate, max_draft_tokens: int, credit_tokens: int, min_width: int = 1) -> Plan:
         """With the γ that pays most, 0 not among them; of a tree with the shape that does, `min_width` at least, which
@@ -113,22 +121,15 @@ class Objective:
         gammas = range(1, len(expected))
         if candidate.on_target:
             return _best(self._run(candidate, gamma, expected[gamma], credit_tokens) for gamma in gammas)
-        return _best(
-            Plan(candidate.name, gamma, expected[gamma], self._costs.round_ms(candidate, gamma), candidate)
-            for gamma in gammas
-        )
+        return _best(self._round(candidate, gamma, expected[gamma]) for gamma in gammas)
 
     def guessed(self, guesses: Sequence[Guess], max_draft_tokens: int, instead_of: Plan) -> list[Plan]:
         """The best of each guess, and of all together, where it is more than the noise of costs above what else would
         be done."""
         best = [
-            _best(
-                Plan(guess.drafter, n, 1 + guess.expected_accepted(n), self._costs.local_round_ms(n), is_guess=True)
-                for n in range(1, min(max_draft_tokens, len(guess)) + 1)
-            )
-            for guess in guesses
+            _best(self._guess(guess, n) for n in range(1, min(max_draft_tokens, len(guess)) + 1)) for guess in guesses
         ]
-        together = self._together(guesses, max_draft_tokens) if len(guesses) > 1 else None
+        together = self._together(guesses, max_draft_tokens, instead_of.rate) if len(guesses) > 1 else None
         if together is not None:
             best.append(together)
         return [plan for plan in best if plan.rate > MIN_GUESS_GAIN * instead_of.rate]
@@ -137,13 +138,24 @@ class Objective:
         """Tokens of a guess after the plan's own chain: as many as raise the plan's rate."""
         assert plan.candidate is not None
         reached = math.prod(self.acceptance(plan.candidate).hazards(num_drafted))
-        verify_ms = self._costs.verify_ms
+        verify_ms, taken = self._costs.verify_ms, self._costs.taken
 
         def rate(num_tokens: int) -> float:
-            ms = plan.ms + verify_ms(num_drafted + num_tokens) - verify_ms(num_drafted)
-            return (plan.tokens + reached * guess.expected_accepted(num_tokens)) / max(MIN_MS, ms)
+            num_drafts = num_drafted + num_tokens
+            ms = plan.ms + verify_ms(num_drafts) - verify_ms(num_drafted)
+            return (plan.tokens + reached * guess.expected_accepted(num_tokens) - taken(num_drafts)) / max(MIN_MS, ms)
 
         return max(range(len(guess) + 1), key=rate)
+
+    @property
+    def costs(self) -> RoundCosts:
+        """As they are on the stream's target."""
+        return self._costs
+
+    def heard_of(self, target: str) -> None:
+        """The stream is on this target worker now."""
+        if target != self._target:
+            self._target, self._costs = target, self._shared.costs.on(target)
 
     def run_tokens(self, plan: Plan) -> int:
         """Of a run that the target drafts for: few, so that γ stays right, but enough for its round trip."""
@@ -151,29 +163,42 @@ class Objective:
 
     def _trees(self, candidate: Candidate, max_draft_tokens: int, min_width: int) -> Iterator[Plan]:
         """Every depth and width: a level takes one draft of the chain and adds as many rows as it is wide."""
-        siblings, network_ms = self._shared.siblings(candidate), self._costs.draft(candidate).network.value()
+        siblings, ask_ms = self._shared.siblings(candidate), self._costs.ask_ms(candidate)
         for width in range(min_width, candidate.max_width + 1):
             expected = siblings.expected_tokens(self.acceptance(candidate).hazards(max_draft_tokens // width), width)
             for levels in range(1, len(expected)):
                 num_drafts = levels * width
-                ms = network_ms + self._costs.draft_ms(candidate, levels) + self._costs.local_round_ms(num_drafts)
-                yield Plan(candidate.name, num_drafts, expected[levels], ms, candidate, tree_width=width)
+                ms = ask_ms + self._costs.draft_ms(candidate, levels) + self._costs.local_round_ms(num_drafts)
+                taken = self._costs.taken(num_drafts)
+                yield Plan(candidate.name, num_drafts, expected[levels], ms, candidate, tree_width=width, taken=taken)
 
-    def _together(self, guesses: Sequence[Guess], max_draft_tokens: int) -> Plan | None:
-        """As a tree, where rows are cheap enough for more than one chain of it."""
+    def _round(self, candidate: Candidate, gamma: int, tokens: float) -> Plan:
+        ms, taken = self._costs.round_ms(candidate, gamma), self._costs.taken(gamma)
+        return Plan(candidate.name, gamma, tokens, ms, candidate, taken=taken)
+
+    def _guess(self, guess: Guess, num_tokens: int) -> Plan:
+        tokens, ms = 1 + guess.expected_accepted(num_tokens), self._costs.local_round_ms(num_tokens)
+        return Plan(guess.drafter, num_tokens, tokens, ms, is_guess=True, taken=self._costs.taken(num_tokens))
+
+    def _together(self, guesses: Sequence[Guess], max_draft_tokens: int, rate: float) -> Plan | None:
+        """As a tree, where rows are cheap enough for more than one chain of it. rate: tokens per ms without it."""
         tree = merged(guesses)
         if tree is None:
             return None
         round_ms, row_ms = self._costs.local_round_ms(0), self._costs.row_ms(max_draft_tokens)
-        tree = best_part(tree, RoundCost(verify_ms=round_ms - row_ms, row_ms=row_ms), max_draft_tokens)
+        # what a row takes from others, in ms of this stream
+        taken_ms = (self._costs.taken(1) - self._costs.taken(0)) / max(MIN_RATE, rate)
+        priced_ms = row_ms + taken_ms
+        tree = best_part(tree, RoundCost(verify_ms=round_ms - row_ms, row_ms=priced_ms), max_draft_tokens)
         if tree is None:
             return None
-        ms = round_ms + row_ms * len(tree)
-        return Plan(tree.drafter, len(tree), 1 + tree.expected_accepted, ms, is_guess=True, tree=tree)
+        ms, tokens, taken = round_ms + row_ms * len(tree), 1 + tree.expected_accepted, self._costs.taken(len(tree))
+        return Plan(tree.drafter, len(tree), tokens, ms, is_guess=True, tree=tree, taken=taken)
 
     def _run(self, candidate: Candidate, gamma: int, tokens: float, credit_tokens: int) -> Plan:
         ms = self._costs.step_ms(candidate, gamma, credit_tokens / tokens)
-        return Plan(candidate.name, gamma, PROBE_STEPS * tokens, PROBE_STEPS * ms, candidate)
+        taken = self._costs.taken(gamma, drafting_ms=self._costs.draft_ms(candidate, gamma))
+        return Plan(candidate.name, gamma, PROBE_STEPS * tokens, PROBE_STEPS * ms, candidate, taken=PROBE_STEPS * taken)
 
 
 def _best(plans: Iterable[Plan]) -> Plan:

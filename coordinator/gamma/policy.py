@@ -92,6 +92,10 @@ class RoundReport:
     verify_network_ms: float = 0.0
     wait_ms: float = 0.0
     round_ms: float = 0.0
+    draft_queue_ms: float = 0.0
+    verify_queue_ms: float = 0.0
+    target: str = ""
+    num_batch_rows: float = 0.0
 
     @property
     def num_own_drafts(self) -> int:

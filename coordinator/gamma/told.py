@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.gamma.costs import VERIFY_SLOPE
+from coordinator.gamma.costs import TOLD_WEIGHT, VERIFY_SLOPE
 from coordinator.gamma.policy import Candidate
 from coordinator.gamma.shared import PairEstimates
 from outrider.lm.timing import PassTiming
@@ -49,7 +49,8 @@ def tell(shared: PairEstimates, description: WorkerDescription, *, num_context_t
         pass_ms = line.ms(1, num_context_tokens)
         # passes of one size say nothing of rows
         ms_per_row = line.ms_per_row if line.max_rows > line.min_rows else VERIFY_SLOPE * pass_ms
-        shared.costs.verify.tell(pass_ms, ms_per_row)
+        shared.costs.verify.tell(pass_ms, ms_per_row, _sizes(description, num_context_tokens))
+        shared.costs.context_ms = line.ms_per_context_token * num_context_tokens
     for drafter in description.target_drafters:
         candidate = _inside(drafter)
         if drafter.first_draft_ms > 0:
@@ -57,6 +58,16 @@ def tell(shared: PairEstimates, description: WorkerDescription, *, num_context_t
             shared.costs.draft(candidate).work.tell(base_ms, drafter.next_draft_ms)
         if drafter.agreement is not None:
             shared.expect(candidate, drafter.agreement)
+
+
+def _sizes(description: WorkerDescription, num_context_tokens: int) -> list[tuple[float, float, float]]:
+    """(rows but one, ms, weight) of passes under every load that was seen, over sequences of this length."""
+    return [
+        (rows - 1, line.ms(rows, num_context_tokens * (line.min_sequences + line.max_sequences) / 2), TOLD_WEIGHT)
+        for line in description.timings
+        if not line.prefill and line.num_passes >= MIN_PASSES
+        for rows in {line.min_rows, line.max_rows}
+    ]
 
 
 def _inside(drafter: TargetDrafter) -> Candidate:

@@ -1,0 +1,100 @@
+"""What a stream takes from the others of its target, so that γ falls by itself as a target fills up.
+
+A pass takes a + b * rows + c * context ms, and everybody at the target waits for it: those in the pass, and those who
+have come meanwhile. So a row lengthens the round of each of them by b ms, in which it would have committed tokens at
+its own rate:
+
+    taken = (other streams at the target) * (tokens per ms of a stream) * ms added
+
+A round is judged by its tokens less those taken, per ms of its own: what it adds to the goodput of the whole target.
+Alone nothing is taken, and the stream's own speed is all that counts. On a full target a draft must be accepted with a
+chance of about b * goodput to be worth its row: streams with high acceptance keep more.
+
+How many others there are is read off the target's own verdicts, so that streams of other coordinators count too: rows
+of a pass beside one's own, over the rows of a stream, tell who is in the pass; the wait for the engine in passes, how
+many are on their way in for each of them (Little's law).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+MEAN_DECAY = 0.95
+MAX_TAKEN_SHARE = 0.9
+"""Of its own token that a plain row may take from others: a load is known roughly, and one row must be worth it."""
+
+
+class Median:
+    """Of the last few values."""
+
+    def __init__(self, size: int = 12) -> None:
+        self._values: deque[float] = deque(maxlen=size)
+        self._cached: float | None = None
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self._cached = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def value(self, default: float = 0.0) -> float:
+        if self._cached is None and self._values:
+            self._cached = median(self._values)
+        return default if self._cached is None else self._cached
+
+
+class Load:
+    """One target as the streams of this coordinator find it of late."""
+
+    def __init__(self) -> None:
+        self.queue = Median()
+        """Wait for the engine of a pass that a message asked for, ms; steps of a run wait for none."""
+        self._other_rows = Median()
+        self._pass_ms = Median()
+        self._own_rows = 0.0
+        self._num_passes = 0.0
+        self._tokens = 0.0
+        self._ms = 0.0
+
+    def observe_pass(
+        self, *, own_rows: float, batch_rows: float, pass_ms: float, queue_ms: float, was_asked: bool
+    ) -> None:
+        """batch_rows: of the pass, own ones included; 0: not told."""
+        self._other_rows.add(max(0.0, batch_rows - own_rows))
+        self._pass_ms.add(pass_ms)
+        self._own_rows = MEAN_DECAY * self._own_rows + own_rows
+        self._num_passes = MEAN_DECAY * self._num_passes + 1
+        if was_asked:
+            self.queue.add(queue_ms)
+
+    def observe_tokens(self, num_tokens: int, ms: float) -> None:
+        """What one stream committed in a round or a run, and how long that took."""
+        self._tokens = MEAN_DECAY * self._tokens + num_tokens
+        self._ms = MEAN_DECAY * self._ms + ms
+
+    @property
+    def other_rows(self) -> float:
+        """In a pass, beside those of the stream that asks."""
+        return self._other_rows.value()
+
+    @property
+    def tokens_per_ms(self) -> float:
+        """Of a stream."""
+        return self._tokens / self._ms if self._ms > 0 else 0.0
+
+    @property
+    def num_others(self) -> float:
+        """Streams at the target, in a pass or waiting for one, beside one that is there."""
+        if not self._num_passes or not self.other_rows:
+            return 0.0
+        in_pass = 1 + self.other_rows * self._num_passes / self._own_rows
+        pass_ms = self._pass_ms.value()
+        waiting = in_pass * self.queue.value() / pass_ms if pass_ms > 0 else 0.0
+        return in_pass + waiting - 1
+
+    def taken_per_ms(self, plain_ms: float) -> float:
+        """Tokens that the others lose in each ms by which a pass grows. plain_ms: what a plain row adds to it."""
+        taken = self.num_others * self.tokens_per_ms
+        return min(taken, MAX_TAKEN_SHARE / plain_ms) if plain_ms > 0 else taken
