@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.gamma.policy import Candidate, Choice
+from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.links import DraftLate, DraftLink
 from coordinator.stream import Stream
 from outrider.errors import OutriderError
@@ -29,11 +29,15 @@ SESSION_LOST = "SESSION_LOST"
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """`wait_ms` is time lost to a proposal that did not come."""
+    """`wait_ms` is time lost to a proposal that did not come. `ahead`: HIT, LATE or MISS where branches were wanted in
+    the round before; LATE: after `branch_wait_ms`. `build_ms`: what the worker took for the branches that came last."""
 
     proposal: SealedProposal
     network_ms: float = 0.0
     wait_ms: float = 0.0
+    ahead: str = ""
+    branch_wait_ms: float = 0.0
+    build_ms: float = 0.0
 
 
 class WaitLimit(Protocol):
@@ -75,6 +79,9 @@ class DraftSide:
         self._epoch = 0
         self._reopen_after_s = REOPEN_AFTER_S
         self._next_opening_at = 0.0
+        self._num_looks = 0
+        self._branches_for = 0
+        """The look at which branches that were asked for may be used."""
         self.patience_tokens = 1
         """Plain tokens until the next look whether drafts can be had."""
 
@@ -105,20 +112,32 @@ class DraftSide:
 
     async def ready(self) -> tuple[bool, str]:
         """Whether a proposal can be asked for now, and why not."""
+        self._num_looks += 1
         reason = await self._why_not()
         self.patience_tokens = min(2 * self.patience_tokens, MAX_PATIENCE_TOKENS) if reason else 1
         return not reason, reason
 
     async def propose(self, choice: Choice) -> Drafted:
-        """Drafts for the log as it stands; none after a loss or when they are late."""
+        """Drafts for the log as it stands; none after a loss or when they are late. A branch that was told is taken
+        whole, whatever its length; nobody has looked at what was drawn."""
         assert self._link is not None
-        link, history = self._link, self._pool.proposal_ms(self._link)
+        link = self._link
+        is_expected = self._branches_for == self._num_looks
+        self._branches_for = self._num_looks + 1 if choice.ahead else 0
+        branch = link.branch(choice.drafter, choice.ahead)
+        if branch is not None:
+            self._count_dropped(link)
+            return Drafted(branch, ahead=HIT, build_ms=link.last_build_ms)
+        history = self._pool.proposal_ms(link)
         num_units = 1 + choice.num_draft_tokens
         expected_s = history.value(0.0) * num_units / 1000
         wait_s = max(MIN_WAIT_S, WAIT_FACTOR * expected_s) if expected_s else FIRST_WAIT_S
         started = time.perf_counter()
+        num_hits = link.ahead_counts.num_hits
         try:
-            proposal = await link.propose(choice.num_draft_tokens, choice.drafter, wait_s, choice.tree_width)
+            proposal = await link.propose(
+                choice.num_draft_tokens, choice.drafter, wait_s, choice.tree_width, choice.ahead
+            )
         except DraftLate:
             elapsed_ms = 1000 * (time.perf_counter() - started)
             # so that a worker that has become slower is waited for again, some rounds on
@@ -128,10 +147,14 @@ class DraftSide:
             self._lose(error)
             return Drafted(SealedProposal(), wait_ms=1000 * (time.perf_counter() - started))
         elapsed_ms = 1000 * (time.perf_counter() - started)
+        self._count_dropped(link)
+        if link.ahead_counts.num_hits > num_hits:
+            return Drafted(proposal, ahead=LATE, branch_wait_ms=elapsed_ms, build_ms=link.last_build_ms)
         if proposal.num_draft_tokens == choice.num_draft_tokens:
             history.add(elapsed_ms / num_units)
-        self._count_dropped(link)
-        return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000))
+        ahead = MISS if is_expected else ""
+        link.ahead_counts.num_misses += is_expected
+        return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000), ahead=ahead)
 
     def close(self, error: Exception | None = None) -> None:
         """Frees the session. Harmless when repeated."""

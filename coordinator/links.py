@@ -13,11 +13,12 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.branches import AheadCounts, BranchStore
 from coordinator.log import Log
 from coordinator.peer import Peer
 from outrider.errors import Aborted, OutriderError
 from outrider.serving import session_calls as wire
-from outrider.serving.messages import DraftOpening, Header, TargetOpening, Verdict
+from outrider.serving.messages import NOTHING_AHEAD, AheadWish, DraftOpening, Header, TargetOpening, Verdict
 
 MAX_RESENDS = 3
 """A worker that stays out of step after this many corrections is given up."""
@@ -162,10 +163,19 @@ class DraftLate(Exception):
 class DraftLink:
     """A session on a draft worker. Every method raises OutriderError once the worker is lost or refuses."""
 
-    def __init__(self, peer: Peer, address: str, log: Log) -> None:
+    def __init__(self, peer: Peer, address: str, log: Log, counts: AheadCounts | None = None) -> None:
+        """counts: of the stream; what is drafted ahead is counted there."""
         self.address = address
+        self.ahead_counts = counts or AheadCounts()
+        self.branches = BranchStore(self.ahead_counts)
+        self.last_build_ms = 0.0
+        """What the worker took for the branches that came last, its queue included."""
         self._peer = peer
         self._log = log
+        self._max_ahead_tokens = 0
+        self._covered: list[Header] = []
+        """As `_awaited`, but a branch came before its proposal."""
+        self._telling: asyncio.Task[None] | None = None
         self._opening: DraftOpening | None = None
         self._context_length: int | None = None
         self._awaited: list[Header] = []
@@ -188,6 +198,8 @@ class DraftLink:
         self._opening = opening
         self._context_length = None
         self._awaited.clear()
+        self._covered.clear()
+        self.branches.clear()
         self._sent_length = len(opening.prompt_ids) + len(opening.committed_ids)
         self._count_outstanding()
         await self._peer.send(wire.draft_open(opening))
@@ -202,20 +214,32 @@ class DraftLink:
             self._take(message)
         if self._awaited and time.perf_counter() - self._asked_at > MAX_LATE_S:
             raise self._lost(f"owes a proposal for {MAX_LATE_S:g} s")
-        return self.opened and not self._awaited
+        is_told = self._telling is None or self._telling.done()
+        return self.opened and not self._awaited and is_told
+
+    def branch(self, drafter: str, ahead: AheadWish = NOTHING_AHEAD) -> wire.SealedProposal | None:
+        """The branch that the log has become, if it was told. The worker learns so, and drafts ahead behind it."""
+        found = self.branches.take(self._log.header(0).prefix_hash, drafter)
+        if found is not None:
+            _, message = self._next_advance(found.num_draft_tokens, drafter, ahead=ahead, has_proposal=True)
+            # nobody waits for this message to be written: the target's goes out at once
+            self._telling = asyncio.create_task(self._peer.send(message))
+            self._telling.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return found
 
     async def propose(
-        self, num_draft_tokens: int, drafter: str, wait_s: float, tree_width: int = 0
+        self, num_draft_tokens: int, drafter: str, wait_s: float, tree_width: int = 0, ahead: AheadWish = NOTHING_AHEAD
     ) -> wire.SealedProposal:
-        """Drafts that follow the log, none when nothing fits. Raises DraftLate after `wait_s`."""
+        """Drafts that follow the log, none when nothing fits; or a branch of theirs that comes first, whole. Raises
+        DraftLate after `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
                 for _ in range(MAX_RESENDS):
-                    expected = await self._advance(num_draft_tokens, drafter, tree_width)
-                    proposal = await self._answer(expected)
+                    expected = await self._advance(num_draft_tokens, drafter, tree_width, ahead)
+                    proposal = await self._answer(expected, drafter)
                     if proposal is None:
                         continue
-                    if proposal.num_draft_tokens > num_draft_tokens:
+                    if not self._covered and proposal.num_draft_tokens > num_draft_tokens:
                         self._num_dropped += 1
                         return wire.SealedProposal()
                     return proposal
@@ -231,52 +255,98 @@ class DraftLink:
     def close(self) -> None:
         self._peer.close()
 
-    async def _advance(self, num_draft_tokens: int, drafter: str, tree_width: int) -> Header:
-        assert self._opening is not None
+    async def _advance(self, num_draft_tokens: int, drafter: str, tree_width: int, ahead: AheadWish) -> Header:
         if self._sent_length is None:
+            assert self._opening is not None
             committed_ids = tuple(self._log.output_ids)
             await self.open(
                 dataclasses.replace(self._opening, epoch=self._opening.epoch + 1, committed_ids=committed_ids)
             )
-        assert self._sent_length is not None
-        header, since = self._log.header(self._opening.epoch), self._log.since(self._sent_length)
         # before the await: a write that is cut short by the wait limit may still have gone out
-        self._sent_length = header.base_length
+        header, message = self._next_advance(num_draft_tokens, drafter, tree_width, ahead)
         self._awaited.append(header)
         self._asked_at = time.perf_counter()
         self._count_outstanding()
-        await self._peer.send(wire.draft_advance(header, since, num_draft_tokens, drafter, tree_width))
+        await self._peer.send(message)
         return header
 
-    async def _answer(self, expected: Header) -> wire.SealedProposal | None:
+    def _next_advance(
+        self,
+        num_draft_tokens: int,
+        drafter: str,
+        tree_width: int = 0,
+        ahead: AheadWish = NOTHING_AHEAD,
+        has_proposal: bool = False,
+    ) -> tuple[Header, Any]:
+        """The message that brings the worker to the log as it stands; it is to be sent."""
+        assert self._opening is not None
+        assert self._sent_length is not None
+        header, since = self._log.header(self._opening.epoch), self._log.since(self._sent_length)
+        self._sent_length = header.base_length
+        self._max_ahead_tokens = max(self._max_ahead_tokens, ahead.num_draft_tokens)
+        return header, wire.draft_advance(
+            header, since, num_draft_tokens, drafter, tree_width, ahead=ahead, has_proposal=has_proposal
+        )
+
+    async def _answer(self, expected: Header, drafter: str) -> wire.SealedProposal | None:
         """None: the worker was out of step, and the next `_advance` sends what it lacks."""
         while True:
             message = await self._peer.receive()
             if isinstance(message, wire.Proposed) and message.header == expected:
                 self._awaited.clear()
+                self._count_cancelled(message)
                 self._count_outstanding()
                 return message.proposal
             self._take(message)
             if isinstance(message, wire.Lagging):
                 return None
+            if expected.prefix_hash in self.branches:
+                branch = self.branches.take(expected.prefix_hash, drafter)
+                if branch is not None:
+                    self._awaited.remove(expected)
+                    self._covered.append(expected)
+                    return branch
 
     def _take(self, message: Any) -> None:
-        """A message that no round waits for: the opening's answer, a proposal that is late or foreign."""
+        """A message that no round waits for: the opening's answer, a proposal that is late or foreign, branches."""
         if isinstance(message, wire.Opened):
             self._context_length = message.context_length
         elif isinstance(message, wire.Proposed):
-            self._num_dropped += 1
+            self._count_cancelled(message)
+            if message.header in self._covered:
+                self._covered.remove(message.header)
+            else:
+                self._num_dropped += 1
             if message.header in self._awaited:
                 self._awaited.remove(message.header)
+        elif isinstance(message, wire.Branched):
+            self._take_branches(message)
         elif isinstance(message, wire.Lagging):
-            del self._awaited[:1]
+            del (self._covered or self._awaited)[:1]
             assert self._opening is not None
             fits = message.header.epoch == self._opening.epoch and self._log.holds(message.header)
             self._sent_length = message.header.base_length if fits else None
         self._count_outstanding()
 
+    def _take_branches(self, message: wire.Branched) -> None:
+        """Those that were asked for, on top of what is or was the log."""
+        self._count_cancelled(message)
+        self.last_build_ms = (message.queue_us + message.compute_us) / 1000
+        assert self._opening is not None
+        fits = message.header.epoch == self._opening.epoch and self._log.holds(message.header)
+        kept = {
+            prefix_hash: proposal
+            for prefix_hash, proposal in message.proposals.items()
+            if fits and proposal.num_draft_tokens <= self._max_ahead_tokens
+        }
+        self._num_dropped += len(message.proposals) - len(kept)
+        self.branches.add(kept)
+
+    def _count_cancelled(self, message: wire.Proposed | wire.Branched) -> None:
+        self.ahead_counts.num_cancelled_tokens += message.num_cancelled_tokens
+
     def _count_outstanding(self) -> None:
-        self._peer.num_outstanding = len(self._awaited) + (not self.opened)
+        self._peer.num_outstanding = len(self._awaited) + len(self._covered) + (not self.opened)
 
     def _lost(self, what: str) -> OutriderError:
         return Aborted(f"draft worker {self.address} {what}", reason="SESSION_LOST", retry_delay_s=0.5)

@@ -38,7 +38,7 @@ class SessionPool:
         """Fixed or adaptive, as the request says. Streams of one model share what they learn of costs, those of one
         tenant how far drafts survive."""
         if request.num_speculative_tokens is not None:
-            return FixedGamma(request.num_speculative_tokens)
+            return FixedGamma(request.num_speculative_tokens, drafts_ahead=self._settings.draft_ahead == "on")
         shared = self._estimates.of(request.model, request.tenant, greedy=request.sampling.greedy)
         self._tell(shared, request)
         return AdaptiveGamma(shared, request.max_speculative_tokens)
@@ -64,7 +64,7 @@ class SessionPool:
             return None
         call = wire.draft_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_draft, worker, wire.DRAFT_HEARTBEAT)
-        return self._enlist(DraftLink(peer, worker.address, stream.log), worker)
+        return self._enlist(DraftLink(peer, worker.address, stream.log, stream.statistics.ahead), worker)
 
     def disconnect(self, link: TargetLink | DraftLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""

@@ -7,7 +7,7 @@ import dataclasses
 import time
 
 from coordinator.drafting import Drafted, DraftSide
-from coordinator.gamma.policy import Choice, GammaPolicy, RoundReport
+from coordinator.gamma.policy import HIT, LATE, Choice, GammaPolicy, RoundReport
 from coordinator.links import Timed
 from coordinator.local_drafts import LocalDrafts
 from coordinator.outbox import Outbox
@@ -129,6 +129,8 @@ class RoundLoop:
         reason = "draft-late" if drafted.wait_ms and local_drafter else choice.reason
         by = Drafting(choice.drafter, reason, local_drafter, num_local, choice.expected_tokens_per_s, round_ms)
         num_accepted = self._commit(timed, choice, round_ms, drafted, by)
+        if drafted.ahead in (HIT, LATE):  # it is as long as it was wanted to be a round ago
+            choice = dataclasses.replace(choice, num_draft_tokens=drafted.proposal.num_draft_tokens)
         self._policy.observe(
             RoundReport(
                 choice=choice,
@@ -150,6 +152,9 @@ class RoundLoop:
                 verify_queue_ms=timed.queue_ms,
                 target=timed.target,
                 num_batch_rows=verdict.num_batch_rows,
+                ahead=drafted.ahead,
+                branch_wait_ms=drafted.branch_wait_ms,
+                branch_build_ms=drafted.build_ms,
             )
         )
 
@@ -262,6 +267,7 @@ class RoundLoop:
                 reason=by.reason,
                 sampling_ms=timed.sampling_ms,
                 emit_ms=1000 * (time.perf_counter() - committing),
+                ahead=drafted.ahead,
             )
             chunk = dataclasses.replace(chunk, step=step)
         self._outbox.put(chunk)

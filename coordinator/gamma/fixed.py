@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from outrider.drafting.guess import Guess
 from outrider.results import DrafterOutlook
+from outrider.serving.messages import NOTHING_AHEAD, AheadWish
 
 LOOK_AGAIN_TOKENS = 4
 """A plain run without a guess at its start is also ended by one; but a fast target has finished it by then."""
@@ -14,8 +15,10 @@ class FixedGamma:
     """`num_draft_tokens` drafts from the first drafter a round, or from the likeliest guess while no drafter can be
     asked; 0 decodes plainly with all the credit there is."""
 
-    def __init__(self, num_draft_tokens: int) -> None:
+    def __init__(self, num_draft_tokens: int, *, drafts_ahead: bool = False) -> None:
+        """drafts_ahead: of the verdict, wherever a drafter can."""
         self._num_draft_tokens = num_draft_tokens
+        self._drafts_ahead = drafts_ahead
         self._is_drafted = False
 
     def choose(
@@ -34,7 +37,8 @@ class FixedGamma:
         if candidates:
             self._is_drafted, first = True, candidates[0]
             credit_tokens = max_credit_tokens if first.on_target else 0
-            return Choice(first.name, first.cap(num_draft_tokens), "fixed", credit_tokens, first)
+            ahead = AheadWish(first.max_branches, num_draft_tokens) if self._drafts_ahead else NOTHING_AHEAD
+            return Choice(first.name, first.cap(num_draft_tokens), "fixed", credit_tokens, first, ahead=ahead)
         if not guesses:
             return Choice("", 0, "no-match", min(LOOK_AGAIN_TOKENS, max_credit_tokens))
         best = max(guesses, key=lambda guess: guess.expected_accepted(num_draft_tokens))

@@ -8,6 +8,10 @@ from typing import Protocol
 from outrider.drafting.guess import Guess
 from outrider.drafting.guess_tree import GuessTree
 from outrider.results import DrafterOutlook
+from outrider.serving.messages import NOTHING_AHEAD, AheadWish
+
+HIT, LATE, MISS = "hit", "late", "miss"
+"""What became of drafting ahead: the branch was there with the verdict; it was waited for; there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,7 @@ class Candidate:
     """A drafter that can be asked now: of a draft worker, whose `model` is a fingerprint, or inside the target, where a
     draft costs no message and rounds go on without a round trip between them. `max_draft_tokens` 0: as many as wanted.
     `max_width` above 1: it puts up to so many guesses beside each token of the chain that `trunk` would draft.
+    `max_branches`: outcomes of a round that it drafts ahead for at most.
     """
 
     name: str
@@ -23,6 +28,7 @@ class Candidate:
     max_draft_tokens: int = 0
     max_width: int = 1
     trunk: str = ""
+    max_branches: int = 0
 
     @property
     def key(self) -> str:
@@ -46,7 +52,7 @@ class Choice:
     `candidate`: who drafts; None: nobody, or a local drafter. One on the target drafts `num_draft_tokens` at each step
     of a run of up to `credit_tokens` tokens. `expected_tokens_per_s`: what it was chosen for; 0: not by expectation.
     `tree`: the drafts themselves, where local guesses that disagree are verified together. `tree_width`: guesses beside
-    one another at each level of a tree drafter; 0: as it likes.
+    one another at each level of a tree drafter; 0: as it likes. `ahead`: what to draft for the round after it.
     """
 
     drafter: str
@@ -57,6 +63,7 @@ class Choice:
     expected_tokens_per_s: float = 0.0
     tree: GuessTree | None = None
     tree_width: int = 0
+    ahead: AheadWish = NOTHING_AHEAD
 
     @property
     def is_run(self) -> bool:
@@ -73,8 +80,11 @@ class RoundReport:
     `num_local` of them a local drafter's: after the chosen one's, or instead of them when they were late.
     `soft_acceptances`: one byte per draft, see `Verdict`; empty: not told. `parents`: shape of a tree. `ended`: the
     stream ended with it, so that a missing acceptance is no rejection. `draft_ms` and `verify_ms` are the workers' own
-    times, queues included; networks are round trips less those. `wait_ms`: time lost to a proposal that came too late,
-    or never.
+    times, their queues (`draft_queue_ms`, `verify_queue_ms`) included; networks are round trips less those. `wait_ms`:
+    time lost to a proposal that came too late, or never. `target`: the worker that verified. `num_batch_rows`: rows of
+    its pass, other streams' included; the mean over a run; 0: not told. `ahead`: what became of the
+    branches that the round before asked for, HIT, LATE (after `branch_wait_ms`) or MISS; empty: none were.
+    `branch_build_ms`: what the worker took for those that came last.
     """
 
     choice: Choice
@@ -96,6 +106,9 @@ class RoundReport:
     verify_queue_ms: float = 0.0
     target: str = ""
     num_batch_rows: float = 0.0
+    ahead: str = ""
+    branch_wait_ms: float = 0.0
+    branch_build_ms: float = 0.0
 
     @property
     def num_own_drafts(self) -> int:

@@ -26,7 +26,7 @@ def draft_candidates(description: WorkerDescription | None) -> tuple[Candidate, 
     return tuple(
         Candidate(name, fingerprint, max_width=MAX_TREE_WIDTH, trunk=CHAIN)
         if name == TREE
-        else Candidate(name, fingerprint)
+        else Candidate(name, fingerprint, max_branches=description.max_ahead_branches if name == CHAIN else 0)
         for name in description.drafters
     )
 

@@ -6,7 +6,7 @@ A proposal passes from draft to target worker unopened: the coordinator needs it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,16 @@ import grpc
 
 from outrider.drafting.proposal import Proposal
 from outrider.serving import convert
-from outrider.serving.messages import NO_FEATURES, DraftOpening, FeatureRows, Header, TargetOpening, Verdict
+from outrider.serving.messages import (
+    NO_FEATURES,
+    NOTHING_AHEAD,
+    AheadWish,
+    DraftOpening,
+    FeatureRows,
+    Header,
+    TargetOpening,
+    Verdict,
+)
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 
@@ -61,11 +70,23 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Proposed:
     """A proposal for the prefix that `header` names. features_end: where its drafter's features end; None: it needs
-    none."""
+    none. num_cancelled_tokens: drafted ahead since the last message for branches that were never told."""
 
     header: Header
     proposal: SealedProposal
     features_end: int | None = None
+    num_cancelled_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """Proposals for outcomes of the round on top of `header`, by the hash of the prefix that each continues."""
+
+    header: Header
+    proposals: Mapping[int, SealedProposal]
+    queue_us: int = 0
+    compute_us: int = 0
+    num_cancelled_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +161,12 @@ def draft_advance(
     drafter: str,
     tree_width: int = 0,
     features: FeatureRows = NO_FEATURES,
+    *,
+    ahead: AheadWish = NOTHING_AHEAD,
+    has_proposal: bool = False,
 ) -> Any:
-    """`header` is the state after `committed_ids` are appended. `tree_width` 0: the worker's own."""
+    """`header` is the state after `committed_ids` are appended. `tree_width` 0: the worker's own. `ahead`: to draft
+    behind the outcomes of the round that begins. `has_proposal`: a branch is at hand, no proposal is wanted."""
     return draft_pb2.DraftServiceSessionRequest(
         advance=draft_pb2.DraftAdvance(
             header=convert.header_to_pb(header),
@@ -151,6 +176,10 @@ def draft_advance(
             tree_width=tree_width,
             features=features.rows,
             features_start=features.start,
+            ahead_branches=ahead.num_branches,
+            ahead_draft_tokens=ahead.num_draft_tokens,
+            ahead_value_ms=ahead.value_ms,
+            has_proposal=has_proposal,
         )
     )
 
@@ -160,15 +189,29 @@ def draft_features(features: FeatureRows) -> Any:
     return draft_pb2.DraftServiceSessionRequest(features=convert.feature_rows_to_pb(features))
 
 
-def read_draft(message: Any) -> Opened | Proposed | Lagging | Alive:
-    """Branches, which nobody asked for, count as a sign of life only."""
+def read_draft(message: Any) -> Opened | Proposed | Branched | Lagging | Alive:
+    """Raises ValueError on branches without a hash each."""
     match message.WhichOneof("message"):
         case "opened":
             return Opened(message.opened.context_length)
         case "proposal":
             answer = message.proposal
             features_end = answer.features_end if answer.HasField("features_end") else None
-            return Proposed(convert.header_from_pb(answer.header), _sealed(answer.proposal), features_end)
+            return Proposed(
+                convert.header_from_pb(answer.header),
+                _sealed(answer.proposal),
+                features_end,
+                answer.num_cancelled_tokens,
+            )
+        case "branches":
+            told = message.branches
+            return Branched(
+                convert.header_from_pb(told.header),
+                dict(zip(told.prefix_hashes, map(_sealed, told.proposals), strict=True)),
+                told.queue_us,
+                told.compute_us,
+                told.num_cancelled_tokens,
+            )
         case "out_of_step":
             return Lagging(convert.header_from_pb(message.out_of_step.header))
     return Alive()
