@@ -64,6 +64,16 @@ class Acceptance:
             self._reached = [reached / self._unit for reached in self._reached]
             self._unit = 1.0
 
+    def pass_over(self, num_tokens: int) -> None:
+        """The text went on by so many tokens that were not drafted, or by somebody else."""
+        if self._level is not None:
+            self._level.pass_over(num_tokens)
+
+    @property
+    def changes(self) -> float:
+        """0 to 1: how soon what was seen of the text at hand holds no more."""
+        return self._level.changes if self._level is not None else 0.0
+
     def hazards(self, num_positions: int = MAX_POSITIONS) -> list[float]:
         """Per position the chance to pass it once it is reached, for the text at hand."""
         usual = self._usual(num_positions)

@@ -19,7 +19,9 @@ from outrider.drafting.guess import Guess
 from outrider.results import DrafterOutlook
 
 PROBE_SHARE = 0.005
-"""Of a stream's time that probes may lose, all together."""
+"""Of a stream's time that probes may lose, all together, on an even text."""
+CHANGING_PROBE_SHARE = 0.05
+"""The same where the text changes all the time: what a probe told does not hold for long."""
 FIRST_PROBE_SHARE = 0.02
 """For the first try of a drafter that nobody of the scope has used: what is expected of it is hearsay."""
 MIN_PROBE_INTERVAL_TOKENS = 32
@@ -90,6 +92,7 @@ class AdaptiveGamma:
         candidate = report.choice.candidate
         self._ms += report.round_ms
         self._tokens += report.num_committed
+        self._objective.pass_over(report.num_committed)
         self._objective.heard_of(report.target)
         costs = self._objective.costs
         if report.is_local:
@@ -143,6 +146,10 @@ class AdaptiveGamma:
         """Time until a try of `plan` is due; not positive: it is."""
         last = self._last_try.get(plan.key, _LastTry())
         tokens_missing = last.tokens + MIN_PROBE_INTERVAL_TOKENS - self._tokens
-        share = FIRST_PROBE_SHARE if self._is_fresh(plan) else PROBE_SHARE
+        share = FIRST_PROBE_SHARE if self._is_fresh(plan) else self._probe_share(plan)
         allowed_at = last.ms + plan.loss_ms(best) * num_others / share
         return max(allowed_at - self._ms, tokens_missing / best.rate)
+
+    def _probe_share(self, plan: Plan) -> float:
+        changes = self._objective.acceptance(plan.candidate).changes if plan.candidate is not None else 0.0
+        return PROBE_SHARE + changes**2 * (CHANGING_PROBE_SHARE - PROBE_SHARE)

@@ -11,6 +11,8 @@ import math
 
 HALF_LIVES = (5.0, 16.0, 64.0, 1024.0)
 """Of the memories, in drafts judged."""
+NUM_SHORT = 2
+"""Memories that are of use only where the text changes."""
 PRIOR_WEIGHT = 4.0
 """Drafts at the usual level that each memory begins with, and keeps."""
 SHARE = 0.03
@@ -29,17 +31,30 @@ class Level:
         self._expected = [0.0] * len(HALF_LIVES)
         self._trust = [1 / len(HALF_LIVES)] * len(HALF_LIVES)
         self._log_factors = [0.0] * len(HALF_LIVES)
+        self._num_unseen = 0
+        """Tokens since a draft was judged."""
 
     @property
     def factor(self) -> float:
-        """On the odds; 1 is the usual level."""
-        return math.exp(sum(trust * log for trust, log in zip(self._trust, self._log_factors, strict=True)))
+        """On the odds; 1 is the usual level. A memory fades as the text goes on without it."""
+        memories = zip(self._trust, self._log_factors, HALF_LIVES, strict=True)
+        return math.exp(sum(trust * log * 0.5 ** (self._num_unseen / life) for trust, log, life in memories))
+
+    @property
+    def changes(self) -> float:
+        """0 to 1: how far the short memories are trusted, as the text changes soon."""
+        return sum(self._trust[:NUM_SHORT])
+
+    def pass_over(self, num_tokens: int) -> None:
+        """The text went on by so many without a draft."""
+        self._num_unseen += num_tokens
 
     def observe(self, passed: float, expected: float, judged: float) -> None:
         """A round: of `judged` drafts `passed` did (chances count as parts), where `expected` were to at the usual
         level."""
         if judged <= 0:
             return
+        self._num_unseen = 0
         share, usual_odds = _open(passed / judged), _odds(_open(expected / judged))
         weight = min(judged, MAX_WEIGHT)
         losses = []

@@ -107,6 +107,11 @@ class Objective:
             self._acceptance[name] = Acceptance(prior=self._shared.prior(candidate))
         return self._acceptance[name]
 
+    def pass_over(self, num_tokens: int) -> None:
+        """The stream's text went on by so many, whoever drafted them: to be told before what was drafted is."""
+        for acceptance in self._acceptance.values():
+            acceptance.pass_over(num_tokens)
+
     def plain(self, credit_tokens: int) -> Plan:
         ms = max(MIN_MS, self._costs.plain_ms(credit_tokens))
         taken = PLAIN_PROBE_TOKENS * self._costs.taken(0)
