@@ -70,6 +70,7 @@ class EagleTableContext:
         self._head = head
         self._kept: list[int] = [head.prompt_id]
         self._guessed: list[int] = []
+        self._branches: list[list[int]] = []
         self._fresh = False
 
     @property
@@ -79,6 +80,7 @@ class EagleTableContext:
     def extend(self, features: torch.Tensor, next_ids: torch.Tensor) -> torch.Tensor:
         assert len(features) == len(next_ids) > 0
         self._guessed.clear()
+        self._branches.clear()
         for row, next_id in zip(features, next_ids.tolist(), strict=True):
             expected = feature(self._head.target, self._kept, STATES)
             assert np.array_equal(row.numpy(), expected), f"features of other tokens than {self._kept}"
@@ -95,8 +97,20 @@ class EagleTableContext:
         self._guessed.append(token_id)
         return self._head.row([*self._kept, *self._guessed])
 
+    def branch(self, token_ids, parents) -> torch.Tensor:
+        assert self._fresh
+        assert not self._guessed
+        self._head.num_steps += 1
+        if self._head.num_steps == self._head.fails_in_step:
+            raise RuntimeError("a step that fails")
+        above = [[] if parent < 0 else self._branches[parent] for parent in parents]
+        paths = [[*path, token_id] for path, token_id in zip(above, token_ids, strict=True)]
+        self._branches += paths
+        return torch.stack([self._head.row([*self._kept, *path]) for path in paths])
+
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self.length
+        self._branches.clear()
         self._fresh = self._fresh and length == self.length
         del self._kept[length + 1 :]
         self._guessed.clear()
@@ -144,7 +158,7 @@ class HeldTable:
 
     def __init__(self, head) -> None:
         self.head = head
-        self.description = TargetDrafter(head.kind, head.kind)
+        self.description = TargetDrafter(head.kind, head.kind, draws_trees=True)
 
     def for_session(self, log, sequence):
         make = MedusaDrafter if self.head.kind == "medusa" else EagleDrafter

@@ -30,15 +30,16 @@ def session_with(head, sampling=GREEDY, stopping=None, *, model=MODEL, **fields)
     return session
 
 
-def run(session, num_draft_tokens, *, model=MODEL, how="verify", before_round=lambda number: None):
+def run(session, num_draft_tokens, *, model=MODEL, how="verify", before_round=lambda number: None, shape=()):
     hand = HandDriver(model.logits_for)
+    asked = {"num_draft_tokens": num_draft_tokens, "tree_parents": shape}
     verdicts = [hand.run(session.open())]
     while session.finish is Finish.NONE:
         before_round(len(verdicts))
         if how == "verify":
-            verdicts.append(hand.run(session.verify(session.log.header, num_draft_tokens=num_draft_tokens)))
+            verdicts.append(hand.run(session.verify(session.log.header, **asked)))
         else:
-            hand.run(session.decode(session.log.header, (), 7, verdicts.append, num_draft_tokens=num_draft_tokens))
+            hand.run(session.decode(session.log.header, (), 7, verdicts.append, **asked))
     assert not any(verdict.proposal_fault for verdict in verdicts)
     return verdicts
 
