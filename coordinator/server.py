@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
 from coordinator.directory import WorkerDirectory
-from coordinator.dns import DnsSource, split_names
+from coordinator.dns import DnsSource
 from coordinator.generate import Generation
 from coordinator.metrics import ROLE, CoordinatorMetrics
 from coordinator.model import ServedModel
@@ -29,6 +29,7 @@ from outrider.serving.channel import is_host_and_port
 from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
 from outrider.serving.events import event_to_pb
 from outrider.serving.metrics import metrics_endpoint, new_registry
+from outrider.serving.naming import split_names
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.settings import CoordinatorSettings

@@ -125,7 +125,9 @@ class WorkerSettings(ServerSettings):
     max_waiting_sessions: int = Field(64, ge=0, description="Sessions waiting for cache blocks; more are refused.")
     session_idle_lease_s: float = Field(60.0, gt=0, description="A session without a message for this long is freed.")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="Drafts that one round may carry.")
-    coordinators: AddressList = Field((), description="host:port of coordinators to register with, comma separated.")
+    coordinators: AddressList = Field(
+        (), description="Coordinators to register with, comma separated: host:port, or dns:///host:port for all behind it."
+    )
     advertise_address: str = Field("", description="host:port that coordinators should use; empty: host and port.")
 
 

@@ -1,6 +1,7 @@
 """A worker's leases with its coordinators: take one, renew it at a third of its time, take it again when it is lost.
 
-An unreachable coordinator is tried again for as long as the worker lives; it costs the worker nothing else.
+An unreachable coordinator is tried again for as long as the worker lives; it costs the worker nothing else. A name
+stands for all coordinators behind it, and is looked up again and again: they come and go, none of them is special.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import grpc
 
 from outrider.errors import InvalidArgument
 from outrider.serving.channel import open_channel
+from outrider.serving.naming import Resolve, resolve, split_names
 from outrider.settings import WorkerSettings
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 MIN_RETRY_S = 0.2
 MAX_RETRY_S = 2.0
 CALL_TIMEOUT_S = 5.0
+RESOLVE_INTERVAL_S = 2.0
 WILDCARD_HOSTS = ("0.0.0.0", "::", "[::]", "")
 
 
@@ -38,31 +41,61 @@ def advertised_address(settings: WorkerSettings, port: int) -> str:
 
 
 class FleetMember:
-    """Keeps one lease per coordinator from `start` to `leave`."""
+    """Keeps one lease per coordinator from `start` to `leave`. Raises InvalidArgument on an address that is none."""
 
     def __init__(
         self,
         coordinators: Sequence[str],
         registration: worker_pb2.RegisterWorkerRequest,
         capacity: Callable[[], worker_pb2.WorkerCapacity],
+        *,
+        resolve: Resolve = resolve,
+        resolve_interval_s: float = RESOLVE_INTERVAL_S,
     ) -> None:
         self._registration = registration
         self._capacity = capacity
-        self._coordinators = coordinators
+        self._coordinators, self._names = split_names(coordinators, "coordinators")
+        self._resolve = resolve
+        self._resolve_interval_s = resolve_interval_s
         self._lease_ids: dict[str, str] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._followers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begins to register, in the background."""
-        self._tasks = [asyncio.create_task(self._keep_lease(address)) for address in self._coordinators]
+        for address in self._coordinators:
+            self._keepers[address] = asyncio.create_task(self._keep_lease(address))
+        self._followers = [asyncio.create_task(self._follow(name)) for name in self._names]
 
     async def leave(self) -> None:
         """Gives the leases back: no new streams will come. Idempotent; never raises."""
-        for task in self._tasks:
+        tasks = (*self._followers, *self._keepers.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         leases, self._lease_ids = self._lease_ids, {}
         await asyncio.gather(*(self._drain(address, lease_id) for address, lease_id in leases.items()))
+
+    async def _follow(self, name: str) -> None:
+        """A lease with each coordinator behind the name. One that left it keeps what it knows until the lease ends."""
+        followed: set[str] = set()
+        failing = False
+        while True:
+            try:
+                found = set(await self._resolve(name))
+                failing = False
+            except OSError as error:
+                if not failing:
+                    log.info("coordinators %s: %s", name, error)
+                found, failing = followed, True
+            for address in found - self._keepers.keys():
+                self._keepers[address] = asyncio.create_task(self._keep_lease(address))
+                followed.add(address)
+            for address in followed - found:
+                self._keepers.pop(address).cancel()
+                self._lease_ids.pop(address, None)
+                followed.discard(address)
+            await asyncio.sleep(self._resolve_interval_s)
 
     async def _keep_lease(self, address: str) -> None:
         retry_s = MIN_RETRY_S

@@ -29,6 +29,7 @@ from outrider.serving.convert_worker import (
 from outrider.serving.equipment import Equipment
 from outrider.serving.fleet import FleetMember, advertised_address
 from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
+from outrider.serving.naming import split_names
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
 from outrider.serving.worker_calls import role_from_pb
@@ -134,6 +135,7 @@ async def serve_worker(
             running_server(settings, [service, WORKER_SERVICE]) as server,
         ):
             address = advertised_address(settings, server.port)
+            split_names(settings.coordinators, "coordinators")  # a bad one is told before the model is loaded
             if loaded is None:
                 from outrider.lm.loading import load_model  # imports torch for all but toy models
 

@@ -6,7 +6,7 @@ import pytest
 from session_clients import running_target, until
 
 from outrider.errors import InvalidArgument, NotFound
-from outrider.serving.fleet import advertised_address
+from outrider.serving.fleet import FleetMember, advertised_address
 from outrider.serving.server import running_server
 from outrider.settings import ServerSettings, TargetWorkerSettings
 from outrider.v1 import worker_pb2
@@ -64,6 +64,8 @@ async def test_lease_is_taken_renewed_taken_again_and_given_back():
 
             fleet.leases.clear()  # the coordinator forgot: NOT_FOUND
             await until(lambda: len(fleet.registered) == 2)
+            renewals = fleet.num_renewals
+            await until(lambda: fleet.num_renewals > renewals)  # it has the new lease
             assert not fleet.drained
         assert fleet.drained == [worker.server.address]
 
@@ -89,3 +91,55 @@ def test_a_wildcard_host_needs_an_address_to_advertise():
     with pytest.raises(InvalidArgument, match="advertise_address"):
         advertised_address(TargetWorkerSettings(host="0.0.0.0", coordinators=("c:1",)), 5)
     assert advertised_address(TargetWorkerSettings(host="0.0.0.0"), 5) == "0.0.0.0:5"
+
+
+async def test_every_coordinator_behind_a_name_has_a_lease_and_they_come_and_go():
+    fleets = [Fleet(), Fleet(), Fleet()]
+    registration = worker_pb2.RegisterWorkerRequest(role=worker_pb2.WORKER_ROLE_TARGET, address="worker.example:1")
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(coordinator(fleet)) for fleet in fleets]
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        behind = set(addresses[:2])
+
+        async def resolve_here(name):
+            assert name == "fleet.example:50050"
+            if not behind:
+                raise OSError("no such name for now")
+            return sorted(behind)
+
+        member = FleetMember(
+            ("dns:///fleet.example:50050",),
+            registration,
+            lambda: worker_pb2.WorkerCapacity(num_blocks=1),
+            resolve=resolve_here,
+            resolve_interval_s=0.02,
+        )
+        member.start()
+        await until(lambda: fleets[0].num_renewals and fleets[1].num_renewals)
+        assert not fleets[2].registered
+
+        behind.clear()  # the name fails: nothing is given up for that
+        renewals = fleets[0].num_renewals
+        await until(lambda: fleets[0].num_renewals > renewals + 2)
+        behind.update(addresses[1:])
+        await until(lambda: fleets[2].num_renewals)
+        renewals = fleets[0].num_renewals
+        await until(lambda: fleets[2].num_renewals > 6)
+        assert fleets[0].num_renewals <= renewals + 1, "a coordinator that left the name is let go"
+        assert [len(fleet.registered) for fleet in fleets] == [1, 1, 1]
+
+        await member.leave()
+        assert [fleet.drained for fleet in fleets] == [[], ["worker.example:1"], ["worker.example:1"]]
+
+
+async def test_a_worker_finds_its_coordinators_by_name():
+    fleet = Fleet()
+    async with coordinator(fleet) as server:
+        async with running_target(coordinators=(f"dns:///localhost:{server.port}",)) as worker:
+            await until(lambda: fleet.num_renewals)
+            assert fleet.registered[0].address == worker.server.address
+
+
+def test_a_coordinator_that_is_no_address_is_refused():
+    with pytest.raises(InvalidArgument, match="coordinators has 'nowhere'"):
+        FleetMember(("nowhere",), worker_pb2.RegisterWorkerRequest(), worker_pb2.WorkerCapacity)

@@ -6,8 +6,9 @@ import socket
 import pytest
 
 from coordinator.directory import WorkerDirectory
-from coordinator.dns import DnsSource, resolve, split_names
+from coordinator.dns import DnsSource
 from outrider.errors import InvalidArgument
+from outrider.serving.naming import resolve, split_names
 from outrider.settings import CoordinatorSettings
 
 LEASE_MS = 300
