@@ -73,7 +73,8 @@ class AdaptiveGamma:
         if best.num_draft_tokens:
             tokens_to_probe = min(tokens_to_probe, self._objective.run_tokens(best))
         self._chosen = best
-        return best.choice(self._reason(best), min(max(MIN_RUN_TOKENS, tokens_to_probe), max_credit_tokens))
+        num_tokens = max(self._objective.run_tokens(best), tokens_to_probe)
+        return best.choice(self._reason(best), min(num_tokens, max_credit_tokens))
 
     def interrupts(self, guesses: tuple[Guess, ...]) -> bool:
         if not self._shared.costs.plain:

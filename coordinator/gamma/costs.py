@@ -153,7 +153,7 @@ class RoundCosts:
         """The target's own time for a pass, by its rows of all streams but one: 0 is one stream's plain step."""
         self.verify_network = Median()
         self.plain = Median()
-        """Time per token of a plain run, less its one round trip."""
+        """Time per token of a plain run, less its one round trip and wait."""
         self.load = Load()
         """Of the target that was heard of last."""
         self.context_ms = 0.0
@@ -199,7 +199,12 @@ class RoundCosts:
     def plain_ms(self, run_tokens: int) -> float:
         """Of a token of a plain run of so many."""
         overhead_ms = self._plain_overhead.value() if self._plain_overhead else self._step_overhead.value()
-        return self.verify_ms(0) + overhead_ms + self.verify_network.value() / max(1, run_tokens)
+        return self.verify_ms(0) + overhead_ms + self.run_start_ms / max(1, run_tokens)
+
+    @property
+    def run_start_ms(self) -> float:
+        """What a run takes beside its steps: a round trip, and the wait for a pass that is under way."""
+        return self.verify_network.value() + self.load.run_queue.value()
 
     def round_ms(self, candidate: Candidate, num_draft_tokens: int) -> float:
         """Of a round that a draft worker is asked for, from the choice to the commit."""
@@ -215,7 +220,7 @@ class RoundCosts:
         """Of a step of a run of so many, drafted for by the target itself."""
         num_drafted = self.draft(candidate).num_drafted(num_draft_tokens)
         ms = self.draft_ms(candidate, num_drafted) + self._step_overhead.value()
-        return ms + self.verify_ms(num_drafted) + self.verify_network.value() / max(1.0, run_steps)
+        return ms + self.verify_ms(num_drafted) + self.run_start_ms / max(1.0, run_steps)
 
     def local_round_ms(self, num_draft_tokens: float) -> float:
         """Of a round whose drafts are at hand."""
@@ -258,9 +263,10 @@ class RoundCosts:
         network_ms = self.verify_network.value(report.verify_network_ms)
         if report.num_committed == 1 and self.plain:
             return  # a run of one token says little about those without a round trip
-        token_ms = max(report.verify_ms, report.round_ms - network_ms) / report.num_committed
-        self.plain.add(token_ms)
-        self._plain_overhead.add(token_ms - (report.verify_ms - report.verify_queue_ms) / report.num_committed)
+        pass_ms = report.verify_ms - report.verify_queue_ms
+        run_ms = max(pass_ms, report.round_ms - network_ms - report.verify_queue_ms)
+        self.plain.add(run_ms / report.num_committed)
+        self._plain_overhead.add((run_ms - pass_ms) / report.num_committed)
 
     def _observe_pass(self, report: RoundReport, *, was_asked: bool) -> None:
         num_passes = 1 if report.choice.num_draft_tokens else max(1, report.num_committed)
@@ -268,8 +274,8 @@ class RoundCosts:
         batch_rows = max(own_rows, report.num_batch_rows)
         pass_ms = (report.verify_ms - report.verify_queue_ms) / num_passes
         self.verify.observe(round(batch_rows) - 1, pass_ms)
-        self.load.observe_pass(
-            own_rows=own_rows, batch_rows=batch_rows, pass_ms=pass_ms, queue_ms=report.verify_queue_ms,
+        self.load.observe_passes(
+            num_passes, own_rows=own_rows, batch_rows=batch_rows, pass_ms=pass_ms, queue_ms=report.verify_queue_ms,
             was_asked=was_asked,
         )  # fmt: skip
         self.load.observe_tokens(report.num_committed, report.round_ms)

@@ -163,8 +163,9 @@ class Objective:
             self._target, self._costs = target, self._shared.costs.on(target)
 
     def run_tokens(self, plan: Plan) -> int:
-        """Of a run that the target drafts for: few, so that γ stays right, but enough for its round trip."""
-        return max(MIN_RUN_TOKENS, math.ceil(plan.rate * self._costs.verify_network.value() / ROUND_TRIP_SHARE))
+        """Of a run: few, so that γ stays right, but enough for what its start takes."""
+        tokens_per_ms = plan.tokens / max(MIN_MS, plan.ms)
+        return max(MIN_RUN_TOKENS, math.ceil(tokens_per_ms * self._costs.run_start_ms / ROUND_TRIP_SHARE))
 
     def _trees(self, candidate: Candidate, max_draft_tokens: int, min_width: int) -> Iterator[Plan]:
         """Every depth and width: a level takes one draft of the chain and adds as many rows as it is wide."""

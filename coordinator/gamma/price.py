@@ -50,24 +50,28 @@ class Load:
 
     def __init__(self) -> None:
         self.queue = Median()
-        """Wait for the engine of a pass that a message asked for, ms; steps of a run wait for none."""
+        """Wait for the engine of a pass that a message asked for, ms."""
+        self.run_queue = Median()
+        """The same of a run's first step; the others wait for nothing."""
         self._other_rows = Median()
         self._pass_ms = Median()
         self._own_rows = 0.0
+        self._wait_ms = 0.0
         self._num_passes = 0.0
         self._tokens = 0.0
         self._ms = 0.0
 
-    def observe_pass(
-        self, *, own_rows: float, batch_rows: float, pass_ms: float, queue_ms: float, was_asked: bool
+    def observe_passes(
+        self, num_passes: int, *, own_rows: float, batch_rows: float, pass_ms: float, queue_ms: float, was_asked: bool
     ) -> None:
-        """batch_rows: of the pass, own ones included; 0: not told."""
+        """Of one pass, or of a run. own_rows, batch_rows: of a pass, own ones included in both; pass_ms: of one.
+        queue_ms: before the first. was_asked: for one, by a message of its own."""
         self._other_rows.add(max(0.0, batch_rows - own_rows))
         self._pass_ms.add(pass_ms)
-        self._own_rows = MEAN_DECAY * self._own_rows + own_rows
-        self._num_passes = MEAN_DECAY * self._num_passes + 1
-        if was_asked:
-            self.queue.add(queue_ms)
+        self._own_rows = MEAN_DECAY * self._own_rows + num_passes * own_rows
+        self._wait_ms = MEAN_DECAY * self._wait_ms + queue_ms
+        self._num_passes = MEAN_DECAY * self._num_passes + num_passes
+        (self.queue if was_asked else self.run_queue).add(queue_ms)
 
     def observe_tokens(self, num_tokens: int, ms: float) -> None:
         """What one stream committed in a round or a run, and how long that took."""
@@ -91,7 +95,7 @@ class Load:
             return 0.0
         in_pass = 1 + self.other_rows * self._num_passes / self._own_rows
         pass_ms = self._pass_ms.value()
-        waiting = in_pass * self.queue.value() / pass_ms if pass_ms > 0 else 0.0
+        waiting = in_pass * self._wait_ms / self._num_passes / pass_ms if pass_ms > 0 else 0.0
         return in_pass + waiting - 1
 
     def taken_per_ms(self, plain_ms: float) -> float:
