@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
+from draft_worker.head_stream import HeadStream
+from draft_worker.held_head import HeldHead, check_head_settings
 from draft_worker.session import KNOWN_DRAFTERS, DraftSession
 from draft_worker.text_drafter import NAME as TEXT
 from outrider.errors import InvalidArgument
@@ -35,12 +37,14 @@ async def serve(
 ) -> None:
     """Runs a draft worker until `stop` is set or the process is asked to end (see `serve_worker`)."""
     check_settings(settings)
+    head = HeldHead(settings) if settings.head else None
     await serve_worker(
         settings,
         role=worker_pb2.WORKER_ROLE_DRAFT,
         service=SERVICE,
-        make_servicer=DraftServicer,
-        drafters=settings.drafters,
+        make_servicer=partial(DraftServicer, head=head),
+        drafters=() if head else settings.drafters,
+        equipment=head,
         loaded=loaded,
         stop=stop,
         on_ready=on_ready,
@@ -49,6 +53,7 @@ async def serve(
 
 def check_settings(settings: DraftWorkerSettings) -> None:
     """Raises InvalidArgument, naming the setting, on drafters that do not exist or cannot work here."""
+    check_head_settings(settings)
     unknown = [name for name in settings.drafters if name not in KNOWN_DRAFTERS]
     if unknown or not settings.drafters:
         names = ", ".join(KNOWN_DRAFTERS)
@@ -66,8 +71,9 @@ def check_settings(settings: DraftWorkerSettings) -> None:
 class DraftServicer:
     """`DraftService` of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, head: HeldHead | None = None) -> None:
         assert isinstance(worker.settings, DraftWorkerSettings)
+        self._head = head
         if TEXT in worker.settings.drafters and worker.loaded.translator is None:
             raise InvalidArgument(
                 "drafters: text translates between tokenizers, and the target has this model's own; leave text out",
@@ -82,7 +88,8 @@ class DraftServicer:
             heartbeat_ms=settings.heartbeat_ms,
             idle_lease_s=settings.session_idle_lease_s,
         )
-        async for response in serve_session(stream, requests, _DraftStream(self._worker, stream).drive):
+        of_head = self._head and HeadStream(self._worker, self._head, stream)
+        async for response in serve_session(stream, requests, (of_head or _DraftStream(self._worker, stream)).drive):
             yield response
 
 
@@ -125,7 +132,7 @@ class _DraftStream:
         elif message.epoch <= self._session.log.epoch:
             self._worker.counters.num_stale_messages += 1
             return
-        convert.refuse_unimplemented(message.features, "open.features", "features of the target")
+        _refuse_features("open.features", message.features)
         opening = convert.draft_open_from_pb(message)
         settings = self._worker.settings
         assert isinstance(settings, DraftWorkerSettings)
@@ -154,7 +161,7 @@ class _DraftStream:
     async def _advance(self, message: draft_pb2.DraftAdvance) -> None:
         if self._session is None:
             raise InvalidArgument("the session is not open: send `open` first", field="message")
-        convert.refuse_unimplemented(message.features, "advance.features", "features of the target")
+        _refuse_features("advance.features", message.features)
         convert.refuse_unimplemented(
             message.HasField("price_tokens_per_ms"), "advance.price_tokens_per_ms", "the worker's own early stop"
         )
@@ -225,6 +232,11 @@ class _DraftStream:
         if self._sequence is not None:
             self._engine.close_sequence(self._sequence)
             self._sequence = None
+
+
+def _refuse_features(field: str, features: str | bytes) -> None:
+    if features:
+        raise InvalidArgument(f"{field}: the drafters of this worker read no states: leave it empty", field=field)
 
 
 def _ignore(task: asyncio.Task[None]) -> None:

@@ -143,6 +143,17 @@ class DraftWorkerSettings(WorkerSettings):
         "", description="The target's folder, hub id or tokenizer.json, where the draft model has another tokenizer."
     )
     drafters: AddressList = Field(("model",), description="Drafters to offer, the default one first.")
+    head: str = Field(
+        "",
+        description="Folder or file of an EAGLE head, or one that comes with outrider, to draft with in the place of a "
+        "model: targets send it their states.",
+    )
+    target: str = Field(
+        "", description="The head's target, as in `model`: its embedding is read, and its output head, no layer."
+    )
+    head_states: AddressList = Field(
+        (), description="States of the target that the head reads, as its features name them; empty: as its config does."
+    )
     tree_width: int = Field(2, ge=1, le=16, description="Guesses beside one another at each level of the tree drafter.")
     ahead_branches: int = Field(
         12, ge=0, le=64, description="Outcomes of a round that drafts are made for before its verdict; 0: none."

@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from outrider.drafting.drafter import Drafter
 from outrider.drafting.heads import EagleDrafter, MedusaDrafter
 from outrider.lm.heads import Head, ProbeReport, ProbeText, choose_convention, feature_states, load_head
 from outrider.lm.heads.medusa import MedusaHead
-from outrider.lm.heads.target import HeadTarget
+from outrider.lm.heads.target import HeadTarget, cheapest_dtype
 from outrider.lm.interface import SequenceHandle
 from outrider.results import TargetDrafter
 from outrider.serving.session_log import SessionLog
@@ -37,7 +35,7 @@ class HeldHead:
     """A head for all sessions. Raises InvalidArgument, naming file and key, where it does not fit the target."""
 
     def __init__(self, name: str, source: str, target: HeadTarget) -> None:
-        dtype = _cheapest_dtype(target)
+        dtype = cheapest_dtype(target)
         self._head: Head = load_head(source, target, dtype=dtype)
         head = self._head
         self.description = TargetDrafter(
@@ -77,10 +75,3 @@ class HeldHead:
         if isinstance(self._head, MedusaHead):
             return MedusaDrafter(self.description.name, self._head, log, features)
         return EagleDrafter(self.description.name, self._head, log, features)
-
-
-def _cheapest_dtype(target: HeadTarget) -> torch.dtype:
-    """Half the bytes where the processor multiplies them directly: no text depends on how precise a guess is."""
-    if target.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.bfloat16
-    return target.dtype

@@ -63,7 +63,7 @@ def load_checkpoint(
     if num_ranks > 1:
         device = rank_device(settings.device, torch.distributed.get_rank(), num_ranks).device
     else:
-        device = _device(settings.device)
+        device = pick_device(settings.device)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     cache_dtype = _cache_dtype(settings.kv_cache_dtype, device)
@@ -134,7 +134,8 @@ def load_checkpoint(
     return LoadedModel(trimmed, description, tokenizer)
 
 
-def _device(text: str) -> torch.device:
+def pick_device(text: str) -> torch.device:
+    """The device that the setting means. Raises InvalidArgument where it is not there."""
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -22,10 +22,15 @@ HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 def load_model(settings: WorkerSettings, on_progress: Progress | None = None) -> LoadedModel:
-    """Loads `settings.model`: a bundle name, hub id, local folder, GGUF file, or `toy:key=value,...`.
+    """Loads `settings.model`: a bundle name, hub id, local folder, GGUF file, or `toy:key=value,...`; or the head of a
+    draft worker that has one.
 
     Raises InvalidArgument or FailedPrecondition, naming the field and the fix, when it cannot be loaded.
     """
+    if isinstance(settings, DraftWorkerSettings) and settings.head:
+        from outrider.lm.head_model import load_head_model
+
+        return load_head_model(settings, on_progress or (lambda text, fraction: None))
     if settings.model.startswith(toy.PREFIX):
         return _load_toy(settings)
     on_progress = on_progress or (lambda text, fraction: None)

@@ -43,3 +43,8 @@ class Equipment:
     def num_held_blocks(self) -> int:
         """Of the engine's cache those that this holds now, and no sequence does."""
         return 0
+
+    @property
+    def num_evictions(self) -> int:
+        """Sessions that lost what they held of it while they were idle."""
+        return 0

@@ -26,6 +26,7 @@ class SessionCounters:
     num_verifies: int = 0
     num_proposals: int = 0
     num_failed_drafts: int = 0
+    num_faulty_features: int = 0
     num_ahead_draft_tokens: int = 0
     """Drafted ahead of verdicts, used or not."""
 

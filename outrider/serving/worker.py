@@ -51,6 +51,7 @@ class Worker:
     engine: Engine
     server: Server
     counters: SessionCounters
+    equipment: Equipment
     num_sessions: int = 0
 
     @contextlib.contextmanager
@@ -68,7 +69,7 @@ class Worker:
         return worker_pb2.WorkerCapacity(
             num_blocks=stats.num_blocks,
             block_size=self.settings.block_size,
-            num_free_blocks=stats.num_free_blocks,
+            num_free_blocks=stats.num_free_blocks - self.equipment.num_held_blocks,
             num_sessions=self.num_sessions,
             num_waiting=stats.num_waiting,
             max_batch_tokens=self.settings.max_batch_tokens,
@@ -80,7 +81,7 @@ class Worker:
         stats = self.engine.stats()
         return CacheCounters(
             num_preemptions=stats.num_preemptions,
-            num_idle_evictions=stats.num_idle_evictions,
+            num_idle_evictions=stats.num_idle_evictions + self.equipment.num_evictions,
             num_cached_tokens=stats.num_cached_tokens,
             num_copied_blocks=stats.num_copied_blocks,
         )
@@ -145,7 +146,7 @@ async def serve_worker(
             engine.start()
             try:
                 await equipment.try_out(engine)
-                worker = Worker(settings, loaded, engine, server, SessionCounters())
+                worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment)
                 description = _describe(worker, role, drafters, equipment)
                 fleet = _fleet_member(worker, address, description)
                 registry.register(Reading(partial(_families, worker, description)))
@@ -181,10 +182,11 @@ def _describe(
 ) -> worker_pb2.DescribeWorkerResponse:
     description = description_to_pb(worker.loaded.description)
     description.role = role
-    description.drafters.extend(drafters)
+    description.drafters.extend(drafters or equipment.drafters)
     description.target_drafters.extend(target_drafter_to_pb(drafter) for drafter in equipment.target_drafters)
     description.features = equipment.features
     description.drafter_features.update(equipment.drafter_features)
+    description.target_fingerprints.extend(equipment.target_fingerprints)
     if isinstance(worker.settings, DraftWorkerSettings) and worker.loaded.translator is None:
         description.max_ahead_branches = worker.settings.ahead_branches
     description.incarnation = uuid.uuid4().hex

@@ -191,6 +191,10 @@ class EagleContext:
         self._branch_parents: list[int] = []
         self.length = 0
 
+    def bytes_for(self, length: int) -> int:
+        """Held at most once so many pairs, guesses among them, were read."""
+        return self._cache.bytes_for(length)
+
     def extend(self, features: torch.Tensor, next_ids: torch.Tensor) -> torch.Tensor:
         """float32[V']: the guess for the token after the last pair.
 

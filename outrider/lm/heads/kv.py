@@ -20,6 +20,11 @@ class HeadCache:
         self.length = 0
         self._tensors = torch.empty(2, num_layers, num_kv_heads, 0, head_dim, dtype=self.dtype, device=device)
 
+    def bytes_for(self, length: int) -> int:
+        """That room for so many places takes at most, however it came to be."""
+        both, layers, heads, _, width = self._tensors.shape
+        return both * layers * heads * width * self._tensors.itemsize * max(FIRST_CAPACITY, 2 * length)
+
     def grow(self, num_rows: int) -> tuple[int, int]:
         """Takes places for so many rows at the end; returns the first and the one after the last."""
         start, self.length = self.length, self.length + num_rows

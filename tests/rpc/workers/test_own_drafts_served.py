@@ -3,6 +3,7 @@
 import grpc
 import pytest
 from session_clients import (
+    advance_request,
     ask,
     decode_request,
     draft_opening,
@@ -14,7 +15,7 @@ from session_clients import (
     verify_request,
 )
 
-from outrider.errors import InvalidArgument, Unimplemented
+from outrider.errors import InvalidArgument
 from outrider.serving.status import from_rpc_error
 from outrider.serving.worker_calls import describe
 
@@ -127,5 +128,13 @@ async def test_features_are_refused_by_name():
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read(call)
         error = from_rpc_error(caught.value)
-        assert isinstance(error, Unimplemented)
+        assert isinstance(error, InvalidArgument)
         assert error.field == "open.features"
+        call = worker.draft.Session()
+        await ask(call, open_request(draft_opening(PROMPT)))
+        request = advance_request(PROMPT, (), 2)
+        request.advance.features = b"12"
+        await call.write(request)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read(call)
+        assert from_rpc_error(caught.value).field == "advance.features"

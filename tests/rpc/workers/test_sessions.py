@@ -363,7 +363,6 @@ async def test_target_refuses_by_field(case):
     ("request_after_open", "field"),
     [
         (TargetRequest(verify=target_pb2.TargetVerify(expected_token_id=0)), "verify.expected_token_id"),
-        (DraftRequest(advance=draft_pb2.DraftAdvance(features=b"x")), "advance.features"),
         (DraftRequest(advance=draft_pb2.DraftAdvance(price_tokens_per_ms=0.0)), "advance.price_tokens_per_ms"),
     ],
 )

@@ -1,0 +1,31 @@
+"""What a draft worker answers in a session, as messages."""
+
+from __future__ import annotations
+
+from outrider.drafting.proposal import Proposal
+from outrider.serving import convert
+from outrider.serving.messages import Header
+from outrider.v1 import common_pb2, draft_pb2
+
+Answer = draft_pb2.DraftServiceSessionResponse
+
+
+def opened(context_length: int) -> Answer:
+    """The session has its place."""
+    return Answer(opened=draft_pb2.DraftOpened(context_length=context_length))
+
+
+def proposed(header: Header, proposal: Proposal, features_end: int | None) -> Answer:
+    """features_end: where the features end that the drafter has; None: it needs none."""
+    return Answer(
+        proposal=draft_pb2.DraftProposal(
+            header=convert.header_to_pb(header),
+            proposal=convert.proposal_to_pb(proposal),
+            features_end=features_end,
+        )
+    )
+
+
+def out_of_step(header: Header) -> Answer:
+    """The session's own state, which the message did not fit."""
+    return Answer(out_of_step=common_pb2.OutOfStep(header=convert.header_to_pb(header)))
