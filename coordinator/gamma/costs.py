@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
+from statistics import median
 
 from coordinator.gamma.policy import Candidate, RoundReport
 from coordinator.gamma.price import Load, Median
@@ -17,6 +19,9 @@ from outrider.drafting.tree import depths
 
 __all__ = ["DraftCost", "LineCost", "Median", "RoundCosts"]
 
+MIN_MS = 1e-6
+MIN_MEASURED = 3
+"""Messages of a size that count as knowing it."""
 FRESH_PASSES = 256
 """A pass size not seen among this many passes is stale."""
 VERIFY_SLOPE = 0.03
@@ -28,6 +33,8 @@ PROPORTIONAL = 1e9
 TOLD_WEIGHT = 0.5
 """Of a size that somebody else has measured, in messages of our own."""
 FILL_DECAY = 0.9
+CHANGED, NUM_CHANGED = 1.3, 4
+"""A worker has become slower or faster when so many messages in a row were off by this factor, to the same side."""
 
 Points = list[tuple[float, float, float]]
 """(size, ms, weight)."""
@@ -44,6 +51,7 @@ class LineCost:
         self._clock = 0
         self._told: tuple[float, float] | None = None
         self._told_sizes: Points = []
+        self._surprises: deque[float] = deque(maxlen=NUM_CHANGED)
         self._measured: dict[int, float] | None = None
         self._lines: dict[int, tuple[float, float]] = {}
 
@@ -63,6 +71,8 @@ class LineCost:
 
     def observe(self, size: int, ms: float) -> None:
         self._clock += 1
+        if size in self._by_size and len(self._by_size[size]) >= MIN_MEASURED:
+            self._notice_change(ms / max(MIN_MS, self._by_size[size].value()))
         self._forget_fits()
         self._by_size.setdefault(size, Median(8)).add(ms)
         self._seen_at[size] = self._clock
@@ -72,7 +82,7 @@ class LineCost:
     def ms(self, size: float, near: float = 0.0) -> float:
         """near: the sizes around it shape the line, as work need not grow evenly: a pass is flat at first."""
         if self._measured is None:
-            self._measured = {n: m.value() for n, m in self._by_size.items() if len(m) >= 3 and self._is_fresh(n)}
+            self._measured = {n: m.value() for n, m in self._by_size.items() if len(m) >= MIN_MEASURED and self._is_fresh(n)}
         if size in self._measured:
             return self._measured[size]  # type: ignore[index]
         base, slope = self.line(near)
@@ -84,6 +94,18 @@ class LineCost:
         if key not in self._lines:
             self._lines[key] = self._fit(near)
         return self._lines[key]
+
+    def _notice_change(self, ratio: float) -> None:
+        """ratio: of what a size takes to what it used to. All sizes change with it: those not seen again would
+        otherwise be avoided, or wished for, for what they took once."""
+        self._surprises.append(ratio)
+        if len(self._surprises) < NUM_CHANGED or 1 / CHANGED < median(self._surprises) < CHANGED:
+            return
+        if min(self._surprises) > CHANGED or max(self._surprises) < 1 / CHANGED:
+            factor = median(self._surprises)
+            for values in self._by_size.values():
+                values.scale(factor)
+            self._surprises.clear()
 
     def _forget_fits(self) -> None:
         self._measured = None
@@ -170,7 +192,10 @@ class RoundCosts:
         return copy.copy(self)
 
     def draft(self, candidate: Candidate) -> DraftCost:
-        return self._drafts.setdefault(candidate.learnt_as, DraftCost())
+        name = candidate.learnt_as
+        if name not in self._drafts:  # asked for at each γ of each choice: no `setdefault`
+            self._drafts[name] = DraftCost()
+        return self._drafts[name]
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether anybody has measured what drafts of it take."""

@@ -36,6 +36,11 @@ class Median:
         self._values.append(value)
         self._cached = None
 
+    def scale(self, factor: float) -> None:
+        """As if all values had been so many times what they were."""
+        self._values = deque((factor * value for value in self._values), maxlen=self._values.maxlen)
+        self._cached = None
+
     def __len__(self) -> int:
         return len(self._values)
 
