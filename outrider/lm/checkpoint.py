@@ -23,12 +23,12 @@ from outrider.lm.draft_vocab import TrimmedModel, drafted_ids, trim_head
 from outrider.lm.embedding import map_embedding
 from outrider.lm.fingerprint import cpu_name, model_fingerprint, tokenizer_fingerprint
 from outrider.lm.gpu.model import adapt
-from outrider.lm.int8_linear import quantize_linears, weight_bytes
 from outrider.lm.interface import LoadedModel, ModelDescription
 from outrider.lm.memory import give_back_freed
 from outrider.lm.numerics import prove
 from outrider.lm.pretrained import check_code, load_gguf, load_tokenizer, load_weights, read_config
 from outrider.lm.rank_devices import rank_device
+from outrider.lm.rounded_linears import round_linears, weight_bytes
 from outrider.lm.tensor_parallel import shard_model
 from outrider.results import Numerics
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
@@ -85,11 +85,11 @@ def load_checkpoint(
     model = model.to(device)  # type: ignore[arg-type]
     if num_ranks > 1:
         shard_model(model)
-    is_int8 = isinstance(settings, DraftWorkerSettings) and settings.weight_dtype == "int8"
-    if is_int8:
-        quantize_linears(model)
+    weights = dtype
+    if isinstance(settings, DraftWorkerSettings) and settings.weight_dtype != "auto":
+        round_linears(model, settings.weight_dtype)
+        weights = f"{dtype} with {settings.weight_dtype} weights"
     num_bytes = weight_bytes(model)
-    weights = f"{dtype} with int8 weights" if is_int8 else dtype
     num_packed = pack_linears(model) if device.type == "cpu" else 0
     if device.type == "cpu":
         map_embedding(model, path)

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from outrider.lm.attention import AttentionPlan, paged_attention
 from outrider.lm.cpu_linear import JointPart, PackedLinear
 from outrider.lm.features import FeatureStore
-from outrider.lm.int8_linear import Int8Linear
 from outrider.lm.interface import LAST_HIDDEN
+from outrider.lm.rounded_linears import ROUNDED
 from outrider.lm.routes import Route
 
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 Linear = Any
-"""A packed or int8 layer, or several as one: from the modules' `joint.packed`."""
+"""A packed or rounded layer, or several as one: from the modules' `joint.packed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Layer:
 
 
 class DecoderLoop:
-    """A model of `MODELS` whose linear layers are packed (cpu_linear.py) or int8 (int8_linear.py)."""
+    """A model of `MODELS` whose linear layers are packed (cpu_linear.py) or rounded (rounded_linears.py)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """model: as `fits` allows. Weights are shared with it."""
@@ -122,7 +122,7 @@ def _fits(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     joint = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
     return all(type(part) is JointPart for part in joint) and all(
-        type(part) in (PackedLinear, Int8Linear) for part in (attention.o_proj, mlp.down_proj)
+        type(part) in (PackedLinear, *ROUNDED) for part in (attention.o_proj, mlp.down_proj)
     )
 
 

@@ -14,11 +14,7 @@ import warnings
 import torch
 from torch import nn
 
-from outrider.errors import InvalidArgument
-from outrider.lm.cpu_linear import join_children
-
 WEIGHT_MAX = 127
-_DTYPES = (torch.float32, torch.bfloat16)
 _SMALLEST_SCALE = 1e-30
 """Keeps a row of zeros from a division by zero."""
 
@@ -50,43 +46,6 @@ class Int8Linear(nn.Module):
         return y.to(x.dtype)
 
 
-def quantize_linears(model: nn.Module) -> int:
-    """Replaces every linear layer by its int8 form, in place; returns how many.
-
-    Raises InvalidArgument naming weight_dtype where device, build of torch or model have no int8 form.
-    """
-    try:
-        num_joined = sum(join_children(module, Int8Linear, _fits) for module in list(model.modules()))
-    except (RuntimeError, AttributeError, NotImplementedError) as error:
-        raise _missing(error) from error
-    linears = [
-        (parent, name, child)
-        for parent in list(model.modules())
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-    ]
-    if not linears:
-        raise _refusal("the model has no linear layers that it could hold so")
-    for parent, name, linear in linears:
-        if linear.weight.device.type != "cpu":
-            raise _refusal(f"it runs on a CPU only, the model is on {linear.weight.device}")
-        if linear.weight.dtype not in _DTYPES:
-            raise _refusal(f"its activations are float32 or bfloat16, not {linear.weight.dtype}: set dtype")
-        try:
-            quantized = Int8Linear(linear)
-            quantized(torch.zeros(1, linear.in_features, dtype=linear.weight.dtype))
-        except (RuntimeError, AttributeError, NotImplementedError) as error:
-            raise _missing(error) from error
-        setattr(parent, name, quantized)
-    return num_joined + len(linears)
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Of all parameters and all int8 layers."""
-    quantized = sum(module.num_bytes for module in model.modules() if isinstance(module, Int8Linear))
-    return quantized + sum(p.numel() * p.element_size() for p in model.parameters())
-
-
 def _pack(weight: torch.Tensor, scales: torch.Tensor) -> torch.ScriptObject:
     """What FBGEMM reads in a pass. The engine named at packing decides whose kernel runs."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
@@ -100,15 +59,3 @@ def _pack(weight: torch.Tensor, scales: torch.Tensor) -> torch.ScriptObject:
         return packed
     finally:
         torch.backends.quantized.engine = engine
-
-
-def _fits(linear: nn.Linear) -> bool:
-    return type(linear) is nn.Linear and linear.weight.device.type == "cpu" and linear.weight.dtype in _DTYPES
-
-
-def _missing(error: Exception) -> InvalidArgument:
-    return _refusal(f"this build of torch or this processor has no such kernel ({error})")
-
-
-def _refusal(why: str) -> InvalidArgument:
-    return InvalidArgument(f"weight_dtype int8: {why}. Use weight_dtype auto.", field="weight_dtype")

@@ -24,10 +24,10 @@ from tiny_models import FAMILIES, tiny  # noqa: E402
 import outrider  # noqa: E402
 from outrider.errors import InvalidArgument  # noqa: E402
 from outrider.lm import tensor_parallel  # noqa: E402
-from outrider.lm.int8_linear import weight_bytes  # noqa: E402
 from outrider.lm.interface import PackedBatch, Segment  # noqa: E402
 from outrider.lm.loading import load_model  # noqa: E402
 from outrider.lm.ranks import decode, encode  # noqa: E402
+from outrider.lm.rounded_linears import weight_bytes  # noqa: E402
 from outrider.settings import TargetWorkerSettings  # noqa: E402
 
 pytestmark = pytest.mark.slow
