@@ -41,7 +41,7 @@ class SessionPool:
             return FixedGamma(request.num_speculative_tokens, drafts_ahead=self._settings.draft_ahead == "on")
         shared = self._estimates.of(request.model, request.tenant, greedy=request.sampling.greedy)
         self._tell(shared, request)
-        return AdaptiveGamma(shared, request.max_speculative_tokens)
+        return AdaptiveGamma(shared, request.max_speculative_tokens, draft_ahead=self._settings.draft_ahead)
 
     def not_of_draft_workers(self, stream: Stream) -> tuple[str, ...]:
         """Drafters that run elsewhere: here, or inside targets."""

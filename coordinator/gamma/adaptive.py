@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import chances_of
 from coordinator.gamma.plans import MIN_RUN_TOKENS, PLAIN, PLAIN_PROBE_TOKENS, WARM_UP_TOKENS, Objective, Plan
-from coordinator.gamma.policy import Candidate, Choice, RoundReport
+from coordinator.gamma.policy import MISS, Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
 from outrider.results import DrafterOutlook
@@ -36,9 +36,10 @@ class _LastTry:
 class AdaptiveGamma:
     """One stream's controller over the estimates that it shares with its neighbours."""
 
-    def __init__(self, shared: PairEstimates, max_draft_tokens: int) -> None:
+    def __init__(self, shared: PairEstimates, max_draft_tokens: int, *, draft_ahead: str = "auto") -> None:
+        """draft_ahead: of the verdict: auto (where it pays), on, or off."""
         self._shared = shared
-        self._objective = Objective(shared)
+        self._objective = Objective(shared, draft_ahead)
         self._max_draft_tokens = max_draft_tokens
         self._last_try: dict[str, _LastTry] = {}
         self._plans: tuple[Plan, ...] = ()
@@ -103,6 +104,8 @@ class AdaptiveGamma:
         if candidate is None:
             costs.observe_plain(report)
             return
+        if report.ahead:
+            self._objective.hit_rate(candidate).observe(report.ahead != MISS)
         observe_cost = costs.observe_step if candidate.on_target else costs.observe_round
         observe_cost(report, candidate)
         if not report.ended:

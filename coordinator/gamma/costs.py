@@ -13,7 +13,8 @@ import math
 from collections import deque
 from statistics import median
 
-from coordinator.gamma.policy import Candidate, RoundReport
+from coordinator.gamma.ahead import AheadCosts
+from coordinator.gamma.policy import HIT, LATE, Candidate, RoundReport
 from coordinator.gamma.price import Load, Median
 from outrider.drafting.tree import depths
 
@@ -184,6 +185,7 @@ class RoundCosts:
         self._overhead = Median()
         self._step_overhead = Median()
         self._drafts: dict[str, DraftCost] = {}
+        self._ahead: dict[str, AheadCosts] = {}
         self._loads: dict[str, Load] = {}
 
     def on(self, target: str) -> RoundCosts:
@@ -196,6 +198,9 @@ class RoundCosts:
         if name not in self._drafts:  # asked for at each γ of each choice: no `setdefault`
             self._drafts[name] = DraftCost()
         return self._drafts[name]
+
+    def ahead(self, candidate: Candidate) -> AheadCosts:
+        return self._ahead.setdefault(candidate.learnt_as, AheadCosts())
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether anybody has measured what drafts of it take."""
@@ -260,13 +265,15 @@ class RoundCosts:
             num_drafts = max(depths(report.parents))
             num_wanted = max(num_drafts, -(-num_wanted // max(1, report.choice.tree_width)))
         work_ms = report.draft_ms - report.draft_queue_ms
-        self.draft(candidate).observe(num_wanted, num_drafts, work_ms, draft_network_ms, report.draft_queue_ms)
-        self.observe_verify(report)
+        if report.ahead not in (HIT, LATE):
+            self.draft(candidate).observe(num_wanted, num_drafts, work_ms, draft_network_ms, report.draft_queue_ms)
+        is_typical = self.ahead(candidate).observe(report, self.verify_ms(report.num_draft_tokens))
+        self.observe_verify(report, is_typical=is_typical)
 
-    def observe_verify(self, report: RoundReport) -> None:
-        """What any round with drafts tells of the target."""
-        draft_network_ms = report.draft_network_ms + report.wait_ms
-        self._observe_pass(report, was_asked=True)
+    def observe_verify(self, report: RoundReport, *, is_typical: bool = True) -> None:
+        """What any round with drafts tells of the target. is_typical: nothing drafted ahead has slowed its pass."""
+        draft_network_ms = report.draft_network_ms + report.wait_ms + report.branch_wait_ms
+        self._observe_pass(report, was_asked=True, is_typical=is_typical)
         self.verify_network.add(report.verify_network_ms)
         known_ms = report.draft_ms + draft_network_ms + report.verify_ms + report.verify_network_ms
         self._overhead.add(max(0.0, report.round_ms - known_ms))
@@ -293,12 +300,13 @@ class RoundCosts:
         self.plain.add(run_ms / report.num_committed)
         self._plain_overhead.add((run_ms - pass_ms) / report.num_committed)
 
-    def _observe_pass(self, report: RoundReport, *, was_asked: bool) -> None:
+    def _observe_pass(self, report: RoundReport, *, was_asked: bool, is_typical: bool = True) -> None:
         num_passes = 1 if report.choice.num_draft_tokens else max(1, report.num_committed)
         own_rows = 1 + report.num_draft_tokens
         batch_rows = max(own_rows, report.num_batch_rows)
         pass_ms = (report.verify_ms - report.verify_queue_ms) / num_passes
-        self.verify.observe(round(batch_rows) - 1, pass_ms)
+        if is_typical:
+            self.verify.observe(round(batch_rows) - 1, pass_ms)
         self.load.observe_passes(
             num_passes, own_rows=own_rows, batch_rows=batch_rows, pass_ms=pass_ms, queue_ms=report.verify_queue_ms,
             was_asked=was_asked,

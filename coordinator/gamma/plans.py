@@ -5,6 +5,7 @@ survive, what rounds of this model take, and what a pass takes from others (`pri
 
     plain             1 / (a token of a run)
     a draft worker    (1 + s_1 + ... + s_γ) / (network + drafting γ + a round trip + verifying γ + 1 rows)
+                      with drafting ahead a hit is spared the network and the drafting (`ahead.py`)
     a tree of it      as well, each level of which adds the chance that a sibling is right where the chain is wrong
     inside the target (1 + s_1 + ... + s_γ) / (drafting γ + verifying γ + 1 rows); a run's steps share its round trip
     a guess at hand   (1 + its own tokens' chances) / (a round trip + verifying), several that disagree as one tree
@@ -22,12 +23,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import Acceptance
+from coordinator.gamma.ahead import HitRate, ahead_of
 from coordinator.gamma.costs import RoundCosts
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
 from outrider.drafting.guess_tree import GuessTree, best_part, merged
 from outrider.drafting.tree_plan import RoundCost
+from outrider.serving.messages import NOTHING_AHEAD, AheadWish
 
 PLAIN_PROBE_TOKENS = 4
 WARM_UP_TOKENS = 2
@@ -58,6 +61,7 @@ class Plan:
     tree: GuessTree | None = None
     tree_width: int = 0
     taken: float = 0.0
+    ahead: AheadWish = NOTHING_AHEAD
 
     @property
     def key(self) -> str:
@@ -87,6 +91,7 @@ class Plan:
             1000 * self.tokens / max(MIN_MS, self.ms),
             self.tree,
             self.tree_width,
+            self.ahead,
         )
         return choice if choice.is_run else dataclasses.replace(choice, credit_tokens=0)
 
@@ -94,9 +99,12 @@ class Plan:
 class Objective:
     """Of one stream."""
 
-    def __init__(self, shared: PairEstimates) -> None:
+    def __init__(self, shared: PairEstimates, draft_ahead: str = "auto") -> None:
+        """draft_ahead: auto (where it pays), on, or off."""
         self._shared = shared
         self._costs = shared.costs
+        self._draft_ahead = draft_ahead
+        self._hit_rates: dict[str, HitRate] = {}
         self._target = ""
         self._acceptance: dict[str, Acceptance] = {}
 
@@ -106,6 +114,13 @@ class Objective:
         if name not in self._acceptance:
             self._acceptance[name] = Acceptance(prior=self._shared.prior(candidate))
         return self._acceptance[name]
+
+    def hit_rate(self, candidate: Candidate) -> HitRate:
+        """Of drafting ahead for this stream, which begins with what its scope has seen."""
+        name = candidate.learnt_as
+        if name not in self._hit_rates:
+            self._hit_rates[name] = HitRate(self._shared.hit_rate(candidate))
+        return self._hit_rates[name]
 
     def pass_over(self, num_tokens: int) -> None:
         """The stream's text went on by so many, whoever drafted them: to be told before what was drafted is."""
@@ -179,8 +194,12 @@ class Objective:
                 yield Plan(candidate.name, num_drafts, expected[levels], ms, candidate, tree_width=width, taken=taken)
 
     def _round(self, candidate: Candidate, gamma: int, tokens: float) -> Plan:
-        ms, taken = self._costs.round_ms(candidate, gamma), self._costs.taken(gamma)
-        return Plan(candidate.name, gamma, tokens, ms, candidate, taken=taken)
+        taken = self._costs.taken(gamma)
+        if self._draft_ahead == "off":
+            return Plan(candidate.name, gamma, tokens, self._costs.round_ms(candidate, gamma), candidate, taken=taken)
+        hit_rate, always = self.hit_rate(candidate).value, self._draft_ahead == "on"
+        ahead, ms = ahead_of(self._costs, candidate, gamma, hit_rate, always=always)
+        return Plan(candidate.name, gamma, tokens, ms, candidate, taken=taken, ahead=ahead)
 
     def _guess(self, guess: Guess, num_tokens: int) -> Plan:
         tokens, ms = 1 + guess.expected_accepted(num_tokens), self._costs.local_round_ms(num_tokens)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from coordinator.gamma.acceptance import PRIOR_HAZARD, Acceptance
+from coordinator.gamma.ahead import HitRate
 from coordinator.gamma.costs import RoundCosts
 from coordinator.gamma.policy import Candidate
 from coordinator.gamma.tree_acceptance import Siblings
@@ -22,6 +23,7 @@ class PairEstimates:
         self._priors: dict[str, Acceptance] = {}
         self._starts: dict[str, float] = {}
         self._siblings: dict[str, Siblings] = {}
+        self._hit_rates: dict[str, HitRate] = {}
 
     def prior(self, candidate: Candidate) -> Acceptance:
         """Of every stream of the scope, with this drafter and the model behind it."""
@@ -33,6 +35,10 @@ class PairEstimates:
     def siblings(self, candidate: Candidate) -> Siblings:
         """Of every stream of the scope."""
         return self._siblings.setdefault(candidate.learnt_as, Siblings())
+
+    def hit_rate(self, candidate: Candidate) -> HitRate:
+        """Of drafting ahead, over every stream of the scope."""
+        return self._hit_rates.setdefault(candidate.learnt_as, HitRate())
 
     def expect(self, candidate: Candidate, chance: float) -> None:
         """A first estimate for a drafter that nobody of the scope has used."""

@@ -1,0 +1,150 @@
+"""When drafts are made ahead of the verdict: where it pays by measured costs, and never for good or for bad."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from coordinator.gamma.adaptive import AdaptiveGamma
+from coordinator.gamma.ahead import MAX_ROUNDS_WITHOUT, MIN_ROUNDS_BEFORE, NUM_RETRIES, HitRate
+from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice, RoundReport
+from coordinator.gamma.shared import PairEstimates
+
+MODEL = Candidate("model", max_branches=12)
+VERIFY_MS, DRAFT_MS, ACCEPT = 30.0, 3.0, 204
+"""Soft acceptance of every draft, of 255: .8."""
+
+
+def report(choice: Choice, *, network_ms: float = 5.0, verify_ms: float = VERIFY_MS, ahead: str = "") -> RoundReport:
+    num_drafts = choice.num_draft_tokens
+    is_hit = ahead in (HIT, LATE)
+    draft_ms = 0.0 if is_hit else DRAFT_MS * num_drafts
+    network_ms = 0.0 if is_hit else network_ms
+    return RoundReport(
+        choice=choice,
+        num_draft_tokens=num_drafts,
+        num_accepted=num_drafts // 2,
+        num_committed=num_drafts // 2 + 1,
+        soft_acceptances=bytes([ACCEPT] * num_drafts),
+        draft_ms=draft_ms,
+        draft_network_ms=network_ms,
+        verify_ms=verify_ms,
+        round_ms=draft_ms + network_ms + verify_ms,
+        ahead=ahead,
+        branch_build_ms=(1 + num_drafts) * DRAFT_MS if is_hit else 0.0,
+        target="t",
+    )
+
+
+class Stream:
+    """A policy that is told what its rounds take in a world of given hits and slowness."""
+
+    def __init__(self, mode: str = "auto", *, shared: PairEstimates | None = None, slowdown: float = 1.0) -> None:
+        self.policy = AdaptiveGamma(shared or PairEstimates(), 8, draft_ahead=mode)
+        self.slowdown = slowdown
+        self.network_ms = 5.0
+        self._wished = False
+        self.num_rounds = 0
+        for _ in range(4):  # plain decoding is known to cost one pass a token
+            self.policy.observe(
+                RoundReport(choice=Choice("", 0, "best"), num_committed=4, verify_ms=4 * VERIFY_MS,
+                            round_ms=4 * VERIFY_MS, target="t")
+            )  # fmt: skip
+
+    def round(self, hits: bool = True) -> Choice:
+        choice = self.policy.choose(8, 64, (MODEL,))
+        if choice.candidate is None:
+            self.policy.observe(
+                RoundReport(choice=choice, num_committed=4, verify_ms=4 * VERIFY_MS, round_ms=4 * VERIFY_MS, target="t")
+            )
+            return choice
+        ahead = (HIT if hits else MISS) if self._wished else ""
+        verify_ms = VERIFY_MS * (self.slowdown if choice.ahead else 1.0)
+        self.policy.observe(report(choice, network_ms=self.network_ms, verify_ms=verify_ms, ahead=ahead))
+        self._wished = bool(choice.ahead)
+        self.num_rounds += 1
+        return choice
+
+    def rounds(self, count: int, **options: bool) -> list[Choice]:
+        return [choice for _ in range(count) if (choice := self.round(**options)).candidate is not None]
+
+
+def test_the_first_rounds_are_on_demand_then_it_drafts_ahead() -> None:
+    choices = Stream().rounds(30)
+    assert not any(choice.ahead for choice in choices[:MIN_ROUNDS_BEFORE])
+    assert all(choice.ahead for choice in choices[MIN_ROUNDS_BEFORE + 1 :] if choice.reason != "probe")
+    last = choices[-1].ahead
+    assert last.num_branches == 12
+    assert last.num_draft_tokens == choices[-1].num_draft_tokens
+    assert 0 < last.value_ms <= 5.0 + DRAFT_MS * last.num_draft_tokens + 1e-6
+
+
+def test_a_hit_promises_more_than_a_round_on_demand() -> None:
+    ahead, on_demand = Stream(), Stream("off")
+    expected = [stream.rounds(60)[-1].expected_tokens_per_s for stream in (ahead, on_demand)]
+    assert expected[0] > 1.3 * expected[1]
+    assert not any(choice.ahead for choice in on_demand.rounds(20))
+
+
+def test_hits_say_nothing_of_what_drafts_on_demand_take() -> None:
+    stream = Stream()
+    stream.rounds(40)
+    costs = stream.policy._shared.costs  # noqa: SLF001
+    assert costs.draft(MODEL).network.value() == pytest.approx(5.0)
+    assert costs.draft_ms(MODEL, 4) == pytest.approx(4 * DRAFT_MS)
+    assert costs.verify_ms(4) == pytest.approx(VERIFY_MS, rel=0.01)
+
+
+def test_where_it_slows_the_target_it_is_left_and_tried_again() -> None:
+    """Both on one machine: what the branches save is lost in the target's passes."""
+    stream = Stream(slowdown=2.0)
+    choices = stream.rounds(2 * MAX_ROUNDS_WITHOUT + 60)
+    ahead = [bool(choice.ahead) for choice in choices]
+    assert any(ahead[:20])
+    assert not any(ahead[40 : 40 + MAX_ROUNDS_WITHOUT // 2])
+    assert sum(ahead) <= 20 + 2 * (NUM_RETRIES + 1)
+    assert any(ahead[100:]), "it was never tried again"
+    assert stream.policy._shared.costs.verify_ms(4) == pytest.approx(VERIFY_MS, rel=0.02)  # noqa: SLF001
+    stream.slowdown = 1.0
+    assert all(choice.ahead for choice in stream.rounds(MAX_ROUNDS_WITHOUT + 60)[-20:] if choice.reason != "probe")
+
+
+def test_on_and_off_are_obeyed() -> None:
+    assert all(choice.ahead for choice in Stream("on", slowdown=2.0).rounds(30))
+    assert not any(choice.ahead for choice in Stream("off").rounds(30))
+
+
+def test_a_drafter_that_cannot_is_not_asked() -> None:
+    policy = AdaptiveGamma(PairEstimates(), 8)
+    for _ in range(20):
+        choice = policy.choose(8, 64, (dataclasses.replace(MODEL, max_branches=0),))
+        assert not choice.ahead
+        policy.observe(report(choice) if choice.candidate else RoundReport(
+            choice=choice, num_committed=4, verify_ms=120.0, round_ms=120.0))  # fmt: skip
+
+
+def test_a_hit_rate_is_a_streams_own_and_starts_from_the_others() -> None:
+    prior = HitRate()
+    good, bad = HitRate(prior), HitRate(prior)
+    for _ in range(60):
+        good.observe(True)
+        bad.observe(False)
+    assert good.value > 0.85
+    assert bad.value < 0.3
+    assert bad.value < HitRate(prior).value < good.value
+
+
+def test_misses_lower_what_it_promises() -> None:
+    hits, misses = Stream(), Stream()
+    rate = [s.rounds(80, hits=h)[-1].expected_tokens_per_s for s, h in ((hits, True), (misses, False))]
+    assert rate[0] > 1.2 * rate[1]
+
+
+def test_over_a_long_way_fewer_drafts_are_wanted_behind_each_outcome() -> None:
+    """What the target's pass cannot hide is waited for."""
+    near, far = Stream(), Stream()
+    far.network_ms = 40.0
+    near_choice, far_choice = near.rounds(80)[-1], far.rounds(80)[-1]
+    assert near_choice.ahead
+    assert far_choice.expected_tokens_per_s < near_choice.expected_tokens_per_s
