@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xd8\x01\n\x1a\x44raftServiceSessionRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.DraftOpenH\x00\x12,\n\x07\x61\x64vance\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DraftAdvanceH\x00\x12+\n\theartbeat\x18\x03 \x01(\x0b\x32\x16.outrider.v1.HeartbeatH\x00\x12,\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x18.outrider.v1.FeatureRowsH\x00\x42\t\n\x07message\"\x90\x02\n\x1b\x44raftServiceSessionResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.outrider.v1.DraftOpenedH\x00\x12.\n\x08proposal\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.DraftProposalH\x00\x12-\n\x0bout_of_step\x18\x03 \x01(\x0b\x32\x16.outrider.v1.OutOfStepH\x00\x12.\n\x08\x62ranches\x18\x04 \x01(\x0b\x32\x1a.outrider.v1.DraftBranchesH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.outrider.v1.HeartbeatH\x00\x42\t\n\x07message\"\xa1\x02\n\tDraftOpen\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x15\n\rcommitted_ids\x18\x04 \x03(\r\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.ResolvedSampling\x12/\n\x08stopping\x18\x06 \x01(\x0b\x32\x1d.outrider.v1.ResolvedStopping\x12\x15\n\rmax_q_entries\x18\x07 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x08 \x01(\t\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\t\x12\x1a\n\x12target_fingerprint\x18\x0b \x01(\t\"%\n\x0b\x44raftOpened\x12\x16\n\x0e\x63ontext_length\x18\x01 \x01(\r\"\xd6\x02\n\x0c\x44raftAdvance\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\x12\x15\n\rcommitted_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12 \n\x13price_tokens_per_ms\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x05 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x01(\x0c\x12\x16\n\x0e\x66\x65\x61tures_start\x18\x07 \x01(\r\x12\x12\n\ntree_width\x18\x08 \x01(\r\x12\x16\n\x0e\x61head_branches\x18\t \x01(\r\x12\x1a\n\x12\x61head_draft_tokens\x18\n \x01(\r\x12\x16\n\x0e\x61head_value_ms\x18\x0b \x01(\x01\x12\x14\n\x0chas_proposal\x18\x0c \x01(\x08\x42\x16\n\x14_price_tokens_per_ms\"\xae\x01\n\rDraftProposal\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\x12\'\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12\x19\n\x0c\x66\x65\x61tures_end\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x14num_cancelled_tokens\x18\x04 \x01(\rB\x0f\n\r_features_end\"\xc0\x01\n\rDraftBranches\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\x12\x15\n\rprefix_hashes\x18\x02 \x03(\x06\x12(\n\tproposals\x18\x03 \x03(\x0b\x32\x15.outrider.v1.Proposal\x12\x10\n\x08queue_us\x18\x04 \x01(\r\x12\x12\n\ncompute_us\x18\x05 \x01(\r\x12\x1c\n\x14num_cancelled_tokens\x18\x06 \x01(\r2p\n\x0c\x44raftService\x12`\n\x07Session\x12\'.outrider.v1.DraftServiceSessionRequest\x1a(.outrider.v1.DraftServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xd8\x01\n\x1a\x44raftServiceSessionRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.DraftOpenH\x00\x12,\n\x07\x61\x64vance\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DraftAdvanceH\x00\x12+\n\theartbeat\x18\x03 \x01(\x0b\x32\x16.outrider.v1.HeartbeatH\x00\x12,\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x18.outrider.v1.FeatureRowsH\x00\x42\t\n\x07message\"\xba\x02\n\x1b\x44raftServiceSessionResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.outrider.v1.DraftOpenedH\x00\x12.\n\x08proposal\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.DraftProposalH\x00\x12-\n\x0bout_of_step\x18\x03 \x01(\x0b\x32\x16.outrider.v1.OutOfStepH\x00\x12.\n\x08\x62ranches\x18\x04 \x01(\x0b\x32\x1a.outrider.v1.DraftBranchesH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.outrider.v1.HeartbeatH\x00\x12(\n\x05\x62\x65gun\x18\x06 \x01(\x0b\x32\x17.outrider.v1.DraftBegunH\x00\x42\t\n\x07message\"\xa1\x02\n\tDraftOpen\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x15\n\rcommitted_ids\x18\x04 \x03(\r\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.ResolvedSampling\x12/\n\x08stopping\x18\x06 \x01(\x0b\x32\x1d.outrider.v1.ResolvedStopping\x12\x15\n\rmax_q_entries\x18\x07 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x08 \x01(\t\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\n \x01(\t\x12\x1a\n\x12target_fingerprint\x18\x0b \x01(\t\"%\n\x0b\x44raftOpened\x12\x16\n\x0e\x63ontext_length\x18\x01 \x01(\r\"\xa6\x03\n\x0c\x44raftAdvance\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\x12\x15\n\rcommitted_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12 \n\x13price_tokens_per_ms\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\x05 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x01(\x0c\x12\x16\n\x0e\x66\x65\x61tures_start\x18\x07 \x01(\r\x12\x12\n\ntree_width\x18\x08 \x01(\r\x12\x16\n\x0e\x61head_branches\x18\t \x01(\r\x12\x1a\n\x12\x61head_draft_tokens\x18\n \x01(\r\x12\x16\n\x0e\x61head_value_ms\x18\x0b \x01(\x01\x12\x14\n\x0chas_proposal\x18\x0c \x01(\x08\x12\x18\n\x10row_price_tokens\x18\r \x01(\x01\x12\x18\n\x10soft_acceptances\x18\x0e \x01(\x0c\x12\x1a\n\x12judged_prefix_hash\x18\x0f \x01(\x06\x42\x16\n\x14_price_tokens_per_ms\"8\n\nDraftBegun\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\"\xae\x01\n\rDraftProposal\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\x12\'\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12\x19\n\x0c\x66\x65\x61tures_end\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x14num_cancelled_tokens\x18\x04 \x01(\rB\x0f\n\r_features_end\"\xc0\x01\n\rDraftBranches\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\x12\x15\n\rprefix_hashes\x18\x02 \x03(\x06\x12(\n\tproposals\x18\x03 \x03(\x0b\x32\x15.outrider.v1.Proposal\x12\x10\n\x08queue_us\x18\x04 \x01(\r\x12\x12\n\ncompute_us\x18\x05 \x01(\r\x12\x1c\n\x14num_cancelled_tokens\x18\x06 \x01(\r2p\n\x0c\x44raftService\x12`\n\x07Session\x12\'.outrider.v1.DraftServiceSessionRequest\x1a(.outrider.v1.DraftServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTSERVICESESSIONREQUEST']._serialized_start=67
   _globals['_DRAFTSERVICESESSIONREQUEST']._serialized_end=283
   _globals['_DRAFTSERVICESESSIONRESPONSE']._serialized_start=286
-  _globals['_DRAFTSERVICESESSIONRESPONSE']._serialized_end=558
-  _globals['_DRAFTOPEN']._serialized_start=561
-  _globals['_DRAFTOPEN']._serialized_end=850
-  _globals['_DRAFTOPENED']._serialized_start=852
-  _globals['_DRAFTOPENED']._serialized_end=889
-  _globals['_DRAFTADVANCE']._serialized_start=892
-  _globals['_DRAFTADVANCE']._serialized_end=1234
-  _globals['_DRAFTPROPOSAL']._serialized_start=1237
-  _globals['_DRAFTPROPOSAL']._serialized_end=1411
-  _globals['_DRAFTBRANCHES']._serialized_start=1414
-  _globals['_DRAFTBRANCHES']._serialized_end=1606
-  _globals['_DRAFTSERVICE']._serialized_start=1608
-  _globals['_DRAFTSERVICE']._serialized_end=1720
+  _globals['_DRAFTSERVICESESSIONRESPONSE']._serialized_end=600
+  _globals['_DRAFTOPEN']._serialized_start=603
+  _globals['_DRAFTOPEN']._serialized_end=892
+  _globals['_DRAFTOPENED']._serialized_start=894
+  _globals['_DRAFTOPENED']._serialized_end=931
+  _globals['_DRAFTADVANCE']._serialized_start=934
+  _globals['_DRAFTADVANCE']._serialized_end=1356
+  _globals['_DRAFTBEGUN']._serialized_start=1358
+  _globals['_DRAFTBEGUN']._serialized_end=1414
+  _globals['_DRAFTPROPOSAL']._serialized_start=1417
+  _globals['_DRAFTPROPOSAL']._serialized_end=1591
+  _globals['_DRAFTBRANCHES']._serialized_start=1594
+  _globals['_DRAFTBRANCHES']._serialized_end=1786
+  _globals['_DRAFTSERVICE']._serialized_start=1788
+  _globals['_DRAFTSERVICE']._serialized_end=1900
 # @@protoc_insertion_point(module_scope)

@@ -1,12 +1,46 @@
 from outrider.v1 import common_pb2 as _common_pb2
 from outrider.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class GammaCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GAMMA_CAUSE_UNSPECIFIED: _ClassVar[GammaCause]
+    GAMMA_CAUSE_FIXED: _ClassVar[GammaCause]
+    GAMMA_CAUSE_OFF: _ClassVar[GammaCause]
+    GAMMA_CAUSE_BEST: _ClassVar[GammaCause]
+    GAMMA_CAUSE_LOAD: _ClassVar[GammaCause]
+    GAMMA_CAUSE_PRIOR: _ClassVar[GammaCause]
+    GAMMA_CAUSE_MATCH: _ClassVar[GammaCause]
+    GAMMA_CAUSE_PROBE: _ClassVar[GammaCause]
+    GAMMA_CAUSE_WARM_UP: _ClassVar[GammaCause]
+    GAMMA_CAUSE_NO_ROOM: _ClassVar[GammaCause]
+    GAMMA_CAUSE_NO_MATCH: _ClassVar[GammaCause]
+    GAMMA_CAUSE_NO_DRAFTER: _ClassVar[GammaCause]
+    GAMMA_CAUSE_DRAFT_LATE: _ClassVar[GammaCause]
+    GAMMA_CAUSE_DRAFT_LOST: _ClassVar[GammaCause]
+    GAMMA_CAUSE_PREFILL: _ClassVar[GammaCause]
+GAMMA_CAUSE_UNSPECIFIED: GammaCause
+GAMMA_CAUSE_FIXED: GammaCause
+GAMMA_CAUSE_OFF: GammaCause
+GAMMA_CAUSE_BEST: GammaCause
+GAMMA_CAUSE_LOAD: GammaCause
+GAMMA_CAUSE_PRIOR: GammaCause
+GAMMA_CAUSE_MATCH: GammaCause
+GAMMA_CAUSE_PROBE: GammaCause
+GAMMA_CAUSE_WARM_UP: GammaCause
+GAMMA_CAUSE_NO_ROOM: GammaCause
+GAMMA_CAUSE_NO_MATCH: GammaCause
+GAMMA_CAUSE_NO_DRAFTER: GammaCause
+GAMMA_CAUSE_DRAFT_LATE: GammaCause
+GAMMA_CAUSE_DRAFT_LOST: GammaCause
+GAMMA_CAUSE_PREFILL: GammaCause
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "output", "structured_output", "priority", "speculation", "resume_token_ids", "prompt_hash", "lora_adapter", "tools_json", "image_urls", "resume_choice")
@@ -172,20 +206,26 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[GenerateStarted, _Mapping]] = ..., chunk: _Optional[_Union[GenerateChunk, _Mapping]] = ..., complete: _Optional[_Union[GenerateComplete, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class GenerateStarted(_message.Message):
-    __slots__ = ("request_id", "seed", "acceptance", "prompt_hash", "num_prompt_tokens", "model")
+    __slots__ = ("request_id", "seed", "acceptance", "prompt_hash", "num_prompt_tokens", "model", "num_speculative_tokens", "max_speculative_tokens", "drafter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     acceptance: _common_pb2.AcceptanceRule
     prompt_hash: int
     num_prompt_tokens: int
     model: str
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., prompt_hash: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    num_speculative_tokens: int
+    max_speculative_tokens: int
+    drafter: str
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., prompt_hash: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., model: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
     __slots__ = ("index", "token_ids", "text", "logprobs", "origins", "step")
@@ -204,7 +244,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms", "ahead")
+    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms", "cause", "soft_acceptances", "price_tokens_per_ms", "row_price_tokens", "draft_queue_ms", "draft_network_ms", "start_ms", "ahead")
     NUM_DRAFT_TOKENS_WANTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +257,13 @@ class StepRecord(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_MS_FIELD_NUMBER: _ClassVar[int]
     EMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SOFT_ACCEPTANCES_FIELD_NUMBER: _ClassVar[int]
+    PRICE_TOKENS_PER_MS_FIELD_NUMBER: _ClassVar[int]
+    ROW_PRICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NETWORK_MS_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens_wanted: int
     num_draft_tokens: int
@@ -230,8 +277,15 @@ class StepRecord(_message.Message):
     reason: str
     sampling_ms: float
     emit_ms: float
+    cause: GammaCause
+    soft_acceptances: bytes
+    price_tokens_per_ms: float
+    row_price_tokens: float
+    draft_queue_ms: float
+    draft_network_ms: float
+    start_ms: float
     ahead: str
-    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ..., sampling_ms: _Optional[float] = ..., emit_ms: _Optional[float] = ..., ahead: _Optional[str] = ...) -> None: ...
+    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ..., sampling_ms: _Optional[float] = ..., emit_ms: _Optional[float] = ..., cause: _Optional[_Union[GammaCause, str]] = ..., soft_acceptances: _Optional[bytes] = ..., price_tokens_per_ms: _Optional[float] = ..., row_price_tokens: _Optional[float] = ..., draft_queue_ms: _Optional[float] = ..., draft_network_ms: _Optional[float] = ..., start_ms: _Optional[float] = ..., ahead: _Optional[str] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
     __slots__ = ("index", "finish_reason", "matched_stop_token_id", "matched_stop_string", "usage", "timings", "speculation")
