@@ -17,7 +17,7 @@ from outrider.lm.loading import load_model  # noqa: E402
 from outrider.sampling.params import AcceptanceRule, SamplingParams  # noqa: E402
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings  # noqa: E402
 
-KINDS = ("int8", "trimmed", "both")
+KINDS = ("int8", "int4", "trimmed", "both")
 LISTED = [0, 2, 5]
 
 
@@ -80,17 +80,18 @@ async def test_greedy_and_coupled_text_equals_plain_text(kind, tmp_path):
     save_tiny(folder, "qwen2", seed=1)
     path = tmp_path / "ids.txt"
     path.write_text("\n".join(map(str, range(2, VOCAB, 2))))
+    weight_dtype = {"int4": "int4", "trimmed": "auto"}.get(kind, "int8")
     draft = load_model(
         DraftWorkerSettings(
             model=str(folder),
             dtype="float32",
             num_threads=2,
-            weight_dtype="auto" if kind == "trimmed" else "int8",
-            draft_vocab="" if kind == "int8" else str(path),
+            weight_dtype=weight_dtype,
+            draft_vocab="" if kind in ("int8", "int4") else str(path),
         )
     )
     target = load_model(TargetWorkerSettings(model=str(folder), dtype="float32", num_threads=2))
-    assert ("int8" in draft.description.numerics_fingerprint) == (kind != "trimmed")
+    assert (f"{weight_dtype} weights" in draft.description.numerics_fingerprint) == (kind != "trimmed")
     assert draft.description.vocab_size == target.description.vocab_size == VOCAB
     rng = np.random.default_rng(3)
     prompts = [rng.integers(2, VOCAB, n).tolist() for n in (3, 9, 20, 37)]
