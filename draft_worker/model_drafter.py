@@ -11,8 +11,10 @@ import time
 import numpy as np
 
 from draft_worker.device_decision import DraftDecision
+from draft_worker.early_stop import SessionStop
 from draft_worker.ids import DraftIds, OwnIds
 from outrider.drafting.chain import draw_token, length_in_step
+from outrider.drafting.confidence import matched_confidence, sampled_confidence
 from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.errors import Internal
 from outrider.lm.interface import Forward, Program, SequenceHandle
@@ -27,24 +29,32 @@ class ModelDrafter:
     """Keeps a cache of the draft model in step with the committed ids, lazily: it is mended when tokens are wanted.
 
     sequence: None when the stream began beyond the draft model's context; proposals are then empty.
-    ids: the committed text in the draft model's own ids; None: they are the target's.
+    ids: the committed text in the draft model's own ids; None: they are the target's. stop: where chains end by
+    themselves; None: nowhere.
     """
 
     name = NAME
 
     def __init__(
-        self, log: SessionLog, sequence: SequenceHandle | None, max_q_entries: int, ids: DraftIds | None = None
+        self,
+        log: SessionLog,
+        sequence: SequenceHandle | None,
+        max_q_entries: int,
+        ids: DraftIds | None = None,
+        stop: SessionStop | None = None,
     ) -> None:
         self._log = log
         self._ids = ids or OwnIds(log)
         self._sequence = sequence
         self._max_q_entries = max_q_entries
+        self._stop = stop
         self._num_in_step = 0
         """Leading cached tokens that are known to be committed ones."""
 
     def propose(self, num_draft_tokens: int) -> Program[Proposal]:
-        """Ends where the draft model's context ends, and after a drafted stop token unless that token was sampled: a
-        proposal that comes sooner for what was drawn is late less often, and lateness must not select among draws.
+        """Ends where the draft model's context ends, where the next draft is not worth its price, and after a drafted
+        stop token unless that token was sampled: a proposal that comes sooner for what was drawn is late less often,
+        and lateness must not select among draws. With a price nobody gives it up once it has begun.
 
         A row that cannot be read ends it too, before its draft: that row depends on the drafts before alone. Raises
         Internal when it is the first one.
@@ -60,14 +70,19 @@ class ModelDrafter:
         q: list[SparseQ | None] = []
         queue_us = 0
         prefix_hash = log.prefix_hash
+        chain = self._stop.chain(NAME) if self._stop is not None else None
         try:
             ended = False
-            while not ended:
+            while not ended and (chain is None or chain.wants_row()):
                 position = len(log.ids) + len(drafts)
                 decision = self._decision(position)
+                asked_ns = time.perf_counter_ns()
                 num_chained = num_draft_tokens - len(drafts) - 1 if decision is not None and decision.can_chain else 0
                 result = yield Forward(sequence, rows, num_logits=1, decision=decision, num_chained=num_chained)
                 queue_us += result.queue_us
+                self._had_row(bool(drafts) and not num_chained, time.perf_counter_ns() - asked_ns)
+                if result.decided is not None and log.sampling.decides_by_match:
+                    chain = None  # nobody was told how sure the model is
                 for line in [None] if result.decided is None else result.decided:
                     try:
                         if line is None or decision is None:
@@ -75,6 +90,14 @@ class ModelDrafter:
                             token_id, token_q = self._draw(logits, prefix_hash, position=position)
                         else:
                             token_id, token_q = self._read(decision, line, prefix_hash)
+                        # of a sampled draft its q alone may be looked at
+                        if chain is not None and not chain.wants_draft(
+                            self._matched_confidence(token_id, result.logits[-1])
+                            if token_q is None
+                            else sampled_confidence(token_q)
+                        ):
+                            ended = True
+                            break
                     except Internal:
                         if not drafts:
                             raise
@@ -91,6 +114,8 @@ class ModelDrafter:
                 rows = [self._ids.to_draft(drafts[-1])] if drafts else []
         finally:
             log.history.pop(len(drafts))
+        if self._stop is not None and chain is not None:
+            self._stop.proposed(log.prefix_hash, NAME, chain)
         return Proposal(
             token_ids=tuple(drafts),
             q=tuple(q) if q[0] is not None else (),
@@ -132,6 +157,17 @@ class ModelDrafter:
         return draw_token(
             logits, log.sampling, log.stopping, log.history, log.noise, prefix_hash, position, self._max_q_entries
         )
+
+    def _had_row(self, is_further: bool, elapsed_ns: int) -> None:
+        """is_further: of a draft behind another one, a single row."""
+        if self._stop is not None:
+            self._stop.has_row()
+            if is_further:
+                self._stop.drafted(elapsed_ns / 1e6)
+
+    def _matched_confidence(self, token_id: int, row: np.ndarray) -> float:
+        log = self._log
+        return matched_confidence(token_id, self._ids.widen(row), log.sampling, log.stopping, log.history)
 
     def _room(self) -> int:
         """Drafts that the cache has room for. The last one is not computed itself, so one more than tokens fit."""

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
+from draft_worker.early_stop import Judged, StopMemory
 from draft_worker.head_stream import HeadStream
 from draft_worker.held_head import HeldHead, check_head_settings
 from draft_worker.session import KNOWN_DRAFTERS, DraftSession
 from draft_worker.text_drafter import NAME as TEXT
+from outrider.drafting.ratio_stop import Price
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel
 from outrider.serving import convert
@@ -80,6 +82,7 @@ class DraftServicer:
                 field="drafters",
             )
         self._worker = worker
+        self._stops = StopMemory()
 
     async def Session(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Response]:
         settings = self._worker.settings
@@ -88,16 +91,18 @@ class DraftServicer:
             heartbeat_ms=settings.heartbeat_ms,
             idle_lease_s=settings.session_idle_lease_s,
         )
+        own = _DraftStream(self._worker, stream, self._stops)
         of_head = self._head and HeadStream(self._worker, self._head, stream)
-        async for response in serve_session(stream, requests, (of_head or _DraftStream(self._worker, stream)).drive):
+        async for response in serve_session(stream, requests, (of_head or own).drive):
             yield response
 
 
 class _DraftStream:
     """One stream: takes messages in turn, runs their programs, sends what these answer."""
 
-    def __init__(self, worker: Worker, stream: SessionStream[Request, Response]) -> None:
+    def __init__(self, worker: Worker, stream: SessionStream[Request, Response], stops: StopMemory) -> None:
         self._worker = worker
+        self._stops = stops
         self._engine = worker.engine
         self._stream = stream
         self._session: DraftSession | None = None
@@ -148,6 +153,7 @@ class _DraftStream:
             width=settings.tree_width,
             max_ahead_branches=settings.ahead_branches,
             counters=self._worker.counters,
+            stops=self._stops,
         )
         self._free()
         with self._stream.working():
@@ -162,9 +168,7 @@ class _DraftStream:
         if self._session is None:
             raise InvalidArgument("the session is not open: send `open` first", field="message")
         _refuse_features("advance.features", message.features)
-        convert.refuse_unimplemented(
-            message.HasField("price_tokens_per_ms"), "advance.price_tokens_per_ms", "the worker's own early stop"
-        )
+        price = _price(message)
         session, wish = self._session, convert.ahead_from_pb(message)
         session.check_ahead(wish)
         with self._stream.working():
@@ -179,7 +183,10 @@ class _DraftStream:
                 message.num_draft_tokens,
                 message.drafter,
                 message.tree_width,
+                price,
+                Judged(message.judged_prefix_hash, message.soft_acceptances),
             )
+            session.stop.begun = self._tells_begun(message.header) if price is not None else None
             proposal = await self._engine.run(program)
         if proposal is not None and not message.has_proposal:
             answer = draft_pb2.DraftProposal(
@@ -190,6 +197,14 @@ class _DraftStream:
             self._stream.send(Response(proposal=answer))
         if proposal is not None and wish:
             self._ahead = asyncio.create_task(self._run_ahead(session, wish))
+
+    def _tells_begun(self, header: common_pb2.SessionHeader) -> Callable[[], None] | None:
+        """To be called on the engine's thread, where drafts are sampled: only there lateness could select."""
+        assert self._session is not None
+        if self._session.log.sampling.decides_by_match:
+            return None
+        begun = Response(begun=draft_pb2.DraftBegun(header=header))
+        return partial(asyncio.get_running_loop().call_soon_threadsafe, self._stream.send, begun)
 
     async def _run_ahead(self, session: DraftSession, wish: AheadWish) -> None:
         with self._stream.working():
@@ -232,6 +247,17 @@ class _DraftStream:
         if self._sequence is not None:
             self._engine.close_sequence(self._sequence)
             self._sequence = None
+
+
+def _price(message: draft_pb2.DraftAdvance) -> Price | None:
+    """Raises InvalidArgument on numbers that are no prices."""
+    if not message.HasField("price_tokens_per_ms"):
+        return None
+    for name in ("price_tokens_per_ms", "row_price_tokens"):
+        value = getattr(message, name)
+        if not 0 <= value < float("inf"):
+            raise InvalidArgument(f"advance.{name} is {value}, must be 0 or more, and finite", field=f"advance.{name}")
+    return Price(message.price_tokens_per_ms, message.row_price_tokens)
 
 
 def _refuse_features(field: str, features: str | bytes) -> None:

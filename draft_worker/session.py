@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_worker.draft_ahead import DraftAhead, settle
+from draft_worker.early_stop import UNJUDGED, Judged, SessionStop, StopMemory
 from draft_worker.ids import ForeignIds
 from draft_worker.model_drafter import NAME as MODEL
 from draft_worker.model_drafter import ModelDrafter
@@ -14,6 +15,7 @@ from draft_worker.tree_drafter import NAME as TREE
 from draft_worker.tree_drafter import TreeDrafter
 from outrider.drafting.drafter import Drafter
 from outrider.drafting.proposal import Proposal
+from outrider.drafting.ratio_stop import Price
 from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
@@ -47,6 +49,7 @@ class DraftSession:
         width: int = 2,
         max_ahead_branches: int = 0,
         counters: SessionCounters | None = None,
+        stops: StopMemory | None = None,
     ) -> None:
         check_draft_opening(opening, vocab_size=vocab_size)
         self.log = SessionLog(opening, vocab_size=vocab_size)
@@ -59,6 +62,7 @@ class DraftSession:
         self._max_q_entries = opening.max_q_entries
         self._context_length = context_length
         self._width = width
+        self.stop = SessionStop(stops or StopMemory(), opening.tenant, opening.sampling)
         self._translator = translator
         self._drafters: dict[str, Drafter] = {}
         self._chain: Proposal | None = None
@@ -96,11 +100,14 @@ class DraftSession:
         num_draft_tokens: int,
         drafter: str = "",
         tree_width: int = 0,
+        price: Price | None = None,
+        judged: Judged = UNJUDGED,
     ) -> Program[Proposal | None]:
         """Commits `committed_ids` and proposes what may follow. None: nothing was wanted, or the message is stale.
 
-        `tree_width`: of the tree drafter, 0: the worker's own. Raises OutOfStep, with nothing changed; InvalidArgument
-        on an unknown drafter, too many drafts or too wide a tree.
+        `tree_width`: of the tree drafter, 0: the worker's own. `price`: what drafts must earn, None: chains are as long
+        as wanted. `judged`: how the target found an earlier proposal. Raises OutOfStep, with nothing changed;
+        InvalidArgument on an unknown drafter, too many drafts or too wide a tree.
         """
         if header.epoch < self.log.epoch:
             self.counters.num_stale_messages += 1
@@ -123,6 +130,8 @@ class DraftSession:
             self.counters.num_out_of_step += 1
             raise
         self._chain = None
+        self.stop.price = price
+        self.stop.judge(judged)
         self.ahead.observe()
         if self.sequence is not None:
             settle(self.sequence, self.log.ids)
@@ -177,7 +186,7 @@ class DraftSession:
         ids = None if self._translator is None else ForeignIds(self.log, self._translator)
         if name == TREE:
             return TreeDrafter(self.log, self.sequence, self._max_q_entries, ids, width=self._width)
-        return ModelDrafter(self.log, self.sequence, self._max_q_entries, ids)
+        return ModelDrafter(self.log, self.sequence, self._max_q_entries, ids, self.stop)
 
     def _checked(self, field: str, name: str) -> str:
         if name not in self._offered:

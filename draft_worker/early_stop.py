@@ -1,0 +1,105 @@
+"""Chains that end by themselves, for one stream: the price of the round, what was learnt of it, what a draft takes.
+
+Streams leave to later ones of their tenant what drafts of some confidence are worth, and to all what a draft takes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from statistics import median
+
+from outrider.drafting.ratio_stop import ChainStop, EarlyStop, Price
+from outrider.sampling.params import AcceptanceRule, SamplingParams
+
+MAX_SCOPES = 1024
+"""Tenants and ways of drafting whose priors are kept; the least recently used go first."""
+MAX_UNJUDGED = 4
+"""Proposals whose verdict may still come."""
+
+
+class StopMemory:
+    """Of one worker. It is used on the engine's thread alone."""
+
+    def __init__(self) -> None:
+        self._scopes: OrderedDict[Hashable, EarlyStop] = OrderedDict()
+        self._draft_ms: deque[float] = deque(maxlen=16)
+
+    def prior(self, scope: Hashable) -> EarlyStop:
+        """Of a tenant, a drafter and a way of accepting drafts."""
+        prior = self._scopes.setdefault(scope, EarlyStop())
+        self._scopes.move_to_end(scope)
+        while len(self._scopes) > MAX_SCOPES:
+            self._scopes.popitem(last=False)
+        return prior
+
+    def drafted(self, ms: float) -> None:
+        """One draft of any stream, its wait for the engine included."""
+        self._draft_ms.append(ms)
+
+    @property
+    def draft_ms(self) -> float:
+        return median(self._draft_ms) if self._draft_ms else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How the target found the drafts behind one prefix: a byte each, as `Verdict.soft_acceptances`."""
+
+    prefix_hash: int = 0
+    soft_acceptances: bytes = b""
+
+
+UNJUDGED = Judged()
+
+
+class SessionStop:
+    """Of one stream. `price` is that of the round at hand, None: its chain is as long as wanted. `begun` is called once
+    the first row is there, before anything is drawn from it."""
+
+    def __init__(self, memory: StopMemory, tenant: str, sampling: SamplingParams) -> None:
+        self.price: Price | None = None
+        self.begun: Callable[[], None] | None = None
+        self._memory = memory
+        self._scope = (tenant, _kind(sampling))
+        self._learnt: dict[str, EarlyStop] = {}
+        self._unjudged: OrderedDict[int, tuple[str, list[float]]] = OrderedDict()
+
+    def chain(self, drafter: str) -> ChainStop | None:
+        """Of the next proposal."""
+        return None if self.price is None else self._of(drafter).chain(self.price, self._memory.draft_ms)
+
+    def has_row(self) -> None:
+        """The first row of a proposal."""
+        if self.begun is not None:
+            self.begun()
+            self.begun = None
+
+    def drafted(self, ms: float) -> None:
+        """A further draft, and what it took."""
+        self._memory.drafted(ms)
+
+    def proposed(self, prefix_hash: int, drafter: str, chain: ChainStop) -> None:
+        """The chain will be judged, if it is verified."""
+        self._unjudged[prefix_hash] = (drafter, chain.confidences)
+        while len(self._unjudged) > MAX_UNJUDGED:
+            self._unjudged.popitem(last=False)
+
+    def judge(self, judged: Judged) -> None:
+        """Nothing is learnt from what this stream's worker knows nothing of."""
+        drafter, confidences = self._unjudged.pop(judged.prefix_hash, ("", []))
+        if confidences and judged.soft_acceptances:
+            self._of(drafter).observe(confidences, [byte / 255 for byte in judged.soft_acceptances])
+
+    def _of(self, drafter: str) -> EarlyStop:
+        if drafter not in self._learnt:
+            self._learnt[drafter] = EarlyStop(self._memory.prior((drafter, *self._scope)))
+        return self._learnt[drafter]
+
+
+def _kind(sampling: SamplingParams) -> str:
+    """Confidence means something else for each."""
+    if sampling.greedy:
+        return "greedy"
+    return "coupled" if sampling.acceptance is AcceptanceRule.COUPLED else "sampled"
