@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-engine bench-drafters bench-gpu clean
+.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -71,6 +71,10 @@ bench-exact: setup  ## bf16 greedy text with drafts against plain text; last lin
 # TARGET=, DRAFT=, HEADS=, DRAFTERS=, WORKLOADS=, NUM_PROMPTS=, MAX_TOKENS= and more: see the script.
 bench-drafters: setup  ## every way to draft on every kind of work, against plain; JSON last
 	$(BIN)/python tests/benchmarks/drafters.py
+
+# SEEDS=, RTTS=, BATCHES=, TOKENS=, JOBS=, SERVICES=0 and more: see the script.
+bench-gamma: setup  ## the chosen γ against the best fixed one, in simulation and through services; JSON last
+	$(BIN)/python tests/benchmarks/gamma.py
 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py

@@ -21,7 +21,10 @@ from outrider.results import DrafterOutlook
 PROBE_SHARE = 0.005
 """Of a stream's time that probes may lose, all together, on an even text."""
 CHANGING_PROBE_SHARE = 0.05
-"""The same where the text changes all the time: what a probe told does not hold for long."""
+"""The same where the text changes all the time, so that what a probe told does not hold for long, and where probes pay
+now and then."""
+LUCK_WEIGHT = 0.2
+"""Of the last probe in how often they pay."""
 FIRST_PROBE_SHARE = 0.02
 """For the first try of a drafter that nobody of the scope has used: what is expected of it is hearsay."""
 MIN_PROBE_INTERVAL_TOKENS = 32
@@ -42,6 +45,10 @@ class AdaptiveGamma:
         self._objective = Objective(shared, draft_ahead)
         self._max_draft_tokens = max_draft_tokens
         self._last_try: dict[str, _LastTry] = {}
+        self._probed: str | None = None
+        """Key of the plan that the last choice was a probe of."""
+        self._luck: dict[str, float] = {}
+        """How often a probe was followed by the choice of what it probed, by key."""
         self._plans: tuple[Plan, ...] = ()
         self._chosen: Plan | None = None
         self._ms = 0.0
@@ -64,11 +71,16 @@ class AdaptiveGamma:
             num_tokens = WARM_UP_TOKENS if untried is plain else max_credit_tokens
             return self._take(untried, "warm-up", min(num_tokens, max_credit_tokens))
         best = max([*plans, *self._objective.guessed(guesses, cap, plain)], key=lambda plan: plan.rate)
+        if self._probed is not None:
+            luck = self._luck.get(self._probed, 1.0)
+            self._luck[self._probed] = luck + LUCK_WEIGHT * ((best.key == self._probed) - luck)
+            self._probed = None
         others = [plan for plan in plans if plan is not best]
         self._plans = (best, *sorted(others, key=lambda plan: -plan.rate))
         waits = [self._ms_to_probe(plan, best, len(others)) for plan in others]
         due = next((plan for plan, wait in zip(others, waits, strict=True) if wait <= 0), None)
         if due is not None:
+            self._probed = due.key
             return self._take(due, "probe", max_credit_tokens)
         tokens_to_probe = int(min(waits) * best.rate) if waits else max_credit_tokens
         if best.num_draft_tokens:
@@ -156,4 +168,4 @@ class AdaptiveGamma:
 
     def _probe_share(self, plan: Plan) -> float:
         changes = self._objective.acceptance(plan.candidate).changes if plan.candidate is not None else 0.0
-        return PROBE_SHARE + changes**2 * (CHANGING_PROBE_SHARE - PROBE_SHARE)
+        return PROBE_SHARE + changes**2 * self._luck.get(plan.key, 1.0) * (CHANGING_PROBE_SHARE - PROBE_SHARE)

@@ -1,10 +1,9 @@
-"""γ controllers: unbiased survival, honest costs, and in simulation the best fixed γ, plain decoding included."""
+"""γ controllers: unbiased survival, honest costs, and the better drafter; beside every fixed γ: test_bench_gamma.py."""
 
 import random
 from dataclasses import dataclass
 
 import pytest
-from conftest import scaled
 
 from coordinator.gamma.acceptance import Acceptance
 from coordinator.gamma.adaptive import AdaptiveGamma
@@ -93,24 +92,6 @@ def best_fixed(world: World, drafters: tuple[Candidate, ...]) -> float:
             verify_ms = world.verify_ms + world.row_ms * gamma * match
             times.append((draft_ms + verify_ms + world.draft_rtt_ms + world.target_rtt_ms) / expected)
     return min(times)
-
-
-WORLDS = [
-    World(accept=accept, draft_rtt_ms=rtt, target_rtt_ms=rtt, draft_ms=draft_ms, row_ms=row_ms)
-    for rtt in (0.5, 5, 20, 80, 200)
-    for accept in (0.3, 0.6, 0.9)
-    for draft_ms in (0.5, 3, 20)
-    for row_ms in (0.1, 2)
-]
-
-
-def test_the_adaptive_choice_comes_close_to_the_best_fixed_one() -> None:
-    worlds = random.Random(5).sample(WORLDS, scaled(len(WORLDS), at_least=12))
-    num_tokens = 10_000
-    for world in worlds:
-        best = num_tokens * best_fixed(world, (MODEL,))
-        policy = AdaptiveGamma(PairEstimates(), CAP)
-        assert world.play(policy, num_tokens, random.Random(9), (MODEL,)) <= 1.05 * best, world
 
 
 def test_speculation_costs_next_to_nothing_where_it_cannot_pay() -> None:

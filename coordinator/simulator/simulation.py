@@ -1,0 +1,249 @@
+"""Coordinator, draft pool and target pool as a discrete-event simulation. Simulated are the workers, the network and
+the text alone: γ is chosen by the coordinator's own policies, which see the reports that a round loop would make.
+
+A stream's round: the policy chooses, drafts come from the stream's draft worker (network, queue, a pass a token), the
+target verifies them in its next pass beside those of other streams, the coordinator commits. Not simulated: prompts,
+failures, local guesses, trees, a draft worker's answer that is given up as late.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
+from coordinator.simulator.engine import Clock, Device, Engine, PassCost, Work
+from coordinator.simulator.texts import Text
+from coordinator.simulator.world import World
+
+MODEL = Candidate("model")
+CREDIT_TOKENS = 64
+MAX_PASS_ROWS = 2048
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of one simulation: tokens committed in how many ms, by how many rounds of which γ, and how busy workers were."""
+
+    num_tokens: int
+    ms: float
+    rounds: Counter[int]
+    tokens: Counter[int]
+    target_load: float
+    draft_load: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1000 * self.num_tokens / self.ms
+
+    @property
+    def mean_gamma(self) -> float:
+        """Drafts a committed step of the target, plain ones too."""
+        num_steps = sum(count if gamma else self.tokens[0] for gamma, count in self.rounds.items())
+        return sum(gamma * count for gamma, count in self.rounds.items()) / num_steps if num_steps else 0.0
+
+
+NewPolicy = Callable[[Text, int], GammaPolicy]
+"""Of a stream that begins at this place of its text; the coordinator's own policies look at neither."""
+OnRound = Callable[[RoundReport], None]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A place that is never empty: when its stream has ended, the next one begins."""
+
+    draft: Engine
+    target: Engine
+    text: Text
+    offset: int
+    policy: GammaPolicy
+    candidates: tuple[Candidate, ...]
+    num_tokens: int = 0
+    """Committed of this stream."""
+    choice: Choice = field(default_factory=lambda: Choice("", 0, ""))
+    work: Work | None = None
+    started: float = 0.0
+    draft_rtt_ms: float = 0.0
+    draft_ms: float = 0.0
+    draft_queue_ms: float = 0.0
+    num_drafts: int = 0
+
+    @property
+    def place(self) -> int:
+        return self.offset + self.num_tokens
+
+
+class Simulation:
+    """`num_streams` at once, each of `stream_tokens` tokens, one after the other. `run` may be called repeatedly."""
+
+    def __init__(
+        self,
+        world: World,
+        texts: Sequence[Text],
+        new_policy: NewPolicy,
+        *,
+        num_streams: int = 1,
+        stream_tokens: int = 1 << 30,
+        max_draft_tokens: int = 16,
+        seed: int = 0,
+        candidates: tuple[Candidate, ...] = (MODEL,),
+        on_round: OnRound | None = None,
+    ) -> None:
+        self.world = world
+        self.clock = Clock()
+        self.num_tokens = 0
+        self._new_policy = new_policy
+        self._stream_tokens = stream_tokens
+        self._max_draft_tokens = max_draft_tokens
+        self._on_round = on_round
+        self._rng = random.Random(seed)
+        self._rounds: Counter[int] = Counter()
+        self._tokens: Counter[int] = Counter()
+        devices = [Device() for _ in range(world.num_targets)]
+        self._targets = [self._engine(device, lambda: world.target) for device in devices]
+        for index, engine in enumerate(self._targets):
+            engine.name = f"target-{index}"
+        drafts = devices if world.colocated else [Device() for _ in range(world.num_drafts)]
+        self._drafts = [self._engine(device, lambda: world.draft) for device in drafts]
+        offsets = random.Random(seed)
+        self._streams = [
+            _Stream(
+                self._drafts[i % len(self._drafts)],
+                self._targets[i % len(self._targets)],
+                text := texts[i % len(texts)],
+                offset := offsets.randrange(text.length),
+                new_policy(text, offset),
+                candidates,
+            )
+            for i in range(num_streams)
+        ]
+        # streams do not begin all at once
+        for stream in self._streams:
+            self.clock.after(
+                self._rng.random() * (num_streams > 1) * world.target(num_streams, 0, num_streams), self._begin, stream
+            )
+
+    def run(self, num_tokens: int) -> Outcome:
+        """Until so many more tokens are committed."""
+        before, tokens, ms = self._counted_tokens(), self.num_tokens, self.clock.now
+        rounds, by_gamma = self._rounds.copy(), self._tokens.copy()
+        busy = [engine.busy_ms for engine in (*self._targets, *self._drafts)]
+        while self.num_tokens - tokens < num_tokens:
+            self.clock.step()
+        elapsed_ms = self.clock.now - ms
+        spent = [engine.busy_ms - b for engine, b in zip((*self._targets, *self._drafts), busy, strict=True)]
+        num_targets = len(self._targets)
+        return Outcome(
+            self._counted_tokens() - before,
+            elapsed_ms,
+            self._rounds - rounds,
+            self._tokens - by_gamma,
+            sum(spent[:num_targets]) / num_targets / elapsed_ms,
+            sum(spent[num_targets:]) / len(self._drafts) / elapsed_ms,
+        )
+
+    def read(self, texts: Sequence[Text]) -> None:
+        """From now on the streams go on in these texts."""
+        for i, stream in enumerate(self._streams):
+            stream.text = texts[i % len(texts)]
+
+    def _engine(self, device: Device, cost: Callable[[], PassCost]) -> Engine:
+        return Engine(self.clock, device, cost, self._rng, jitter=self.world.jitter, max_rows=MAX_PASS_ROWS)
+
+    def _counted_tokens(self) -> int:
+        """Those of runs in progress too."""
+        return self.num_tokens + sum(
+            stream.work.num_passes - max(0, stream.work.end_pass - stream.target.num_passes)
+            for stream in self._streams
+            if stream.work is not None and not stream.choice.num_draft_tokens and stream.work.end_pass
+        )
+
+    def _trip(self, ms: float) -> float:
+        return ms * (1 + self.world.jitter * (2 * self._rng.random() - 1)) if self.world.jitter else ms
+
+    def _begin(self, stream: _Stream) -> None:
+        """A round."""
+        left = self._stream_tokens - stream.num_tokens
+        cap, credit = min(self._max_draft_tokens, left - 1), min(CREDIT_TOKENS, left)
+        stream.choice = choice = stream.policy.choose(cap, credit, stream.candidates)
+        stream.started, stream.work = self.clock.now, None
+        if not choice.num_draft_tokens:
+            self._ask_target(stream)
+            return
+        stream.draft_rtt_ms = 0.0 if self.world.colocated else self._trip(self.world.draft_rtt_ms)
+        self.clock.after(stream.draft_rtt_ms / 2, self._draft, stream)
+
+    def _draft(self, stream: _Stream) -> None:
+        """The draft worker has the question. How far it drafts may depend on its own confidence alone."""
+        stream.num_drafts = stream.choice.num_draft_tokens
+        context = self.world.context_tokens + stream.num_tokens
+
+        def done(work: Work) -> None:
+            stream.draft_ms, stream.draft_queue_ms = self.clock.now - work.arrived, work.queue_ms
+            self.clock.after(stream.draft_rtt_ms / 2, self._ask_target, stream)
+
+        stream.draft.submit(Work(1, stream.num_drafts, context, done))
+
+    def _ask_target(self, stream: _Stream) -> None:
+        trip_ms = self._trip(self.world.target_rtt_ms)
+        self.clock.after(trip_ms / 2 + self.world.overhead_ms, self._verify, (stream, trip_ms))
+
+    def _verify(self, asked: tuple[_Stream, float]) -> None:
+        """The target has the question."""
+        stream, trip_ms = asked
+        choice = stream.choice
+        num_rows = stream.num_drafts + 1 if choice.num_draft_tokens else 1
+        num_passes = 1 if choice.num_draft_tokens else choice.credit_tokens
+
+        def done(work: Work) -> None:
+            verify_ms = self.clock.now - work.arrived
+            self.clock.after(trip_ms / 2, self._commit, (stream, work, verify_ms, trip_ms))
+
+        stream.work = Work(num_rows, num_passes, self.world.context_tokens + stream.num_tokens, done)
+        stream.target.submit(stream.work)
+
+    def _commit(self, told: tuple[_Stream, Work, float, float]) -> None:
+        """The coordinator has the verdict."""
+        stream, work, verify_ms, trip_ms = told
+        choice, draft_ms, draft_rtt_ms = stream.choice, stream.draft_ms, stream.draft_rtt_ms
+        draft_queue_ms = stream.draft_queue_ms
+        if choice.num_draft_tokens:
+            num_accepted, soft = stream.text.verify(stream.place, stream.num_drafts)
+            num_drafts, num_committed = stream.num_drafts, num_accepted + 1
+        else:
+            num_accepted = num_drafts = 0
+            draft_ms = draft_queue_ms = draft_rtt_ms = 0.0
+            soft, num_committed = b"", choice.credit_tokens
+        stream.num_tokens += num_committed
+        ended = stream.num_tokens >= self._stream_tokens
+        report = RoundReport(
+            choice=choice,
+            num_draft_tokens=num_drafts,
+            num_accepted=num_accepted,
+            num_committed=num_committed,
+            soft_acceptances=soft,
+            ended=ended,
+            draft_ms=draft_ms,
+            draft_network_ms=draft_rtt_ms,
+            verify_ms=verify_ms,
+            verify_network_ms=trip_ms,
+            round_ms=self.clock.now - stream.started,
+            draft_queue_ms=draft_queue_ms,
+            verify_queue_ms=work.queue_ms,
+            target=stream.target.name,
+            num_batch_rows=work.num_batch_rows,
+        )
+        stream.policy.observe(report)
+        self.num_tokens += num_committed
+        self._rounds[num_drafts] += 1
+        self._tokens[num_drafts] += num_committed
+        stream.work = None
+        if self._on_round is not None:
+            self._on_round(report)
+        if ended:
+            stream.offset += stream.num_tokens
+            stream.num_tokens = 0
+            stream.policy = self._new_policy(stream.text, stream.offset)
+        self._begin(stream)
