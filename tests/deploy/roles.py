@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.settings import CoordinatorSettings, DraftWorkerSettings, ServerSettings, TargetWorkerSettings
+from outrider.settings import PREFIX, CoordinatorSettings, DraftWorkerSettings, ServerSettings, TargetWorkerSettings
 from outrider.v1 import draft_pb2, generation_pb2, target_pb2
 
 ROOT = Path(__file__).parents[2]
+METRICS_PORT = 9464
+"""Of every container: the code has no default, since processes on one machine cannot share one."""
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,12 @@ class Role:
         return self.settings.model_fields["port"].default
 
     @property
-    def needs_gpu(self) -> bool:
+    def is_worker(self) -> bool:
         return self.name != "coordinator"
+
+    @property
+    def variables(self) -> set[str]:
+        return {PREFIX + name.upper() for name in self.settings.model_fields}
 
 
 def _service(module: object, name: str) -> str:
@@ -40,3 +48,13 @@ ROLES = {
         Role("target-worker", TargetWorkerSettings, _service(target_pb2, "TargetService")),
     )
 }
+
+
+def pinned(package: str) -> str:
+    """Its version in constraints.txt."""
+    (version,) = (
+        line.partition("==")[2]
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.partition("==")[0] == package
+    )
+    return version

@@ -1,4 +1,7 @@
-"""The Dockerfile, read instruction by instruction. No container engine is used: that it builds is not tested here."""
+"""The Dockerfile, read instruction by instruction; at full scale its install steps run in clean environments.
+
+No container engine is used: that the images build is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import fnmatch
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
-from roles import ROLES, ROOT, Role
+from conftest import SCALE
+from roles import METRICS_PORT, ROLES, ROOT, Role, pinned
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 
@@ -68,14 +76,14 @@ def test_each_role_is_a_target_that_runs_its_command_as_nobody_special(role: Rol
     user, group = map(int, (inherited(stage, "USER") or "0:0").split(":"))
     assert user >= 10000
     assert group >= 10000
-    assert inherited(stage, "EXPOSE") == str(role.port)
+    assert inherited(stage, "EXPOSE") == f"{role.port} {METRICS_PORT}"
 
 
-def installs(role: Role) -> str:
+def installs(target: str) -> str:
     """All RUN lines of the stages whose files end up in the image."""
     sources = [
         STAGES[match[1]]
-        for stage in lineage(STAGES[role.name])
+        for stage in lineage(STAGES[target])
         for name, arguments in stage.steps
         if name == "COPY" and (match := re.match(r"--from=(\S+)", arguments))
     ]
@@ -84,10 +92,11 @@ def installs(role: Role) -> str:
 
 @each_role
 def test_only_workers_carry_torch(role: Role) -> None:
-    lines = installs(role)
+    lines = installs(role.name)
     assert "pip install" in lines
-    assert ("torch" in lines) is role.needs_gpu
-    assert ("[worker]" in lines) is role.needs_gpu
+    assert ("torch" in lines) is role.is_worker
+    assert ("[worker]" in lines) is role.is_worker
+    assert "ray" not in lines
     pip_lines = [line for line in lines.splitlines() if "pip install" in line]
     assert all("-c constraints.txt" in line for line in pip_lines)
 
@@ -99,6 +108,19 @@ def copied() -> set[str]:
             if name == "COPY" and not arguments.startswith("--from="):
                 sources.update(shlex.split(arguments)[:-1])
     return sources
+
+
+def test_ray_nodes_have_the_workers_the_driver_and_what_kuberay_asks() -> None:
+    stage = STAGES["ray"]
+    assert "[worker,ray]" in installs("ray")
+    assert "ray[default]" in installs("ray")
+    assert int((inherited(stage, "USER") or "0:0").split(":")[0]) >= 10000
+    root = next(a.partition("=")[2] for name, a in stage.steps if name == "ENV" and a.startswith("PYTHONPATH="))
+    copies = dict(reversed(a.split()) for name, a in stage.steps if name == "COPY" and not a.startswith("--from="))
+    assert copies == {f"{root}/deploy/": "deploy/__init__.py", f"{root}/deploy/ray": "deploy/ray"}
+    # the agent's own dependencies are pinned too
+    assert pinned("aiohttp")
+    assert pinned("opencensus")
 
 
 def test_what_is_copied_exists_and_is_let_through() -> None:
@@ -116,6 +138,8 @@ def test_copies_all_that_the_package_is_built_from() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     needed = {
+        "deploy/__init__.py",
+        "deploy/ray",
         *wheel,
         "pyproject.toml",
         "constraints.txt",
@@ -123,3 +147,37 @@ def test_copies_all_that_the_package_is_built_from() -> None:
         *project["project"]["license-files"],
     }
     assert copied() == needed
+
+
+def pip_steps(target: str) -> list[list[str]]:
+    """The arguments of each `pip install`, in order."""
+    lines = [line for line in installs(target).splitlines() if line.startswith("pip install")]
+    return [shlex.split(line)[2:] for line in lines]
+
+
+@pytest.mark.skipif(SCALE < 1, reason="installs a whole environment: make check only")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", ["coordinator", "target-worker", "ray"])
+def test_install_steps_work_in_a_clean_environment(target: str, tmp_path: Path) -> None:
+    """Really for the coordinator. Workers' gigabytes are resolved to the last package and not fetched."""
+    assert pip_steps(target)
+    for source in copied():
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, tmp_path / source, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (tmp_path / source).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / source, tmp_path / source)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    how = ["--quiet"] if target == "coordinator" else ["--quiet", "--dry-run"]
+    for arguments in pip_steps(target):
+        done = subprocess.run(
+            [python, "-m", "pip", "install", *how, *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    if target == "coordinator":
+        program = "import outrider.client, coordinator.server, importlib.util as u; print(u.find_spec('torch'))"
+        done = subprocess.run(
+            [python, "-c", program], cwd=tmp_path / "venv", capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == ["None"]

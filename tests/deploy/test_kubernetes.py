@@ -1,183 +1,258 @@
-"""The base as `kubectl kustomize` builds it, against the Kubernetes schemas and the code. No cluster is used."""
+"""Every overlay against the Kubernetes schemas and the code. No cluster is used."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
-from conftest import require_tool
-from roles import ROLES, ROOT, Role
+from manifests import OVERLAYS, Object, Pod, environment, faults, objects, of_kind, pods, selects
+from roles import METRICS_PORT, ROLES, VERSION, Role
 
-from outrider.settings import PREFIX
+from outrider.serving.naming import split_names
 
 pytestmark = pytest.mark.outside
 
-BASE = ROOT / "deploy/kubernetes/base"
 VERSIONS = ("1.29", "1.37")
 """gRPC probes are stable since 1.27; the oldest and the newest schema that we test."""
+SERVED = [(overlay, role) for overlay in ("cpu", "gpu") for role in ROLES.values()] + [("ray", ROLES["coordinator"])]
+
+each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+each_server = pytest.mark.parametrize(("overlay", "role"), SERVED, ids=[f"{o}-{r.name}" for o, r in SERVED])
 
 
-@cache
-def rendered() -> str:
-    command = [require_tool("kubectl"), "kustomize", str(BASE)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@cache
-def objects() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(rendered()))
-
-
-def of_kind(kind: str) -> dict[str, dict[str, Any]]:
-    return {o["metadata"]["name"]: o for o in objects() if o["kind"] == kind}
-
-
-def pod(role: Role) -> dict[str, Any]:
-    return of_kind("Deployment")[role.name]["spec"]["template"]["spec"]
-
-
-def container(role: Role) -> dict[str, Any]:
-    (only,) = pod(role)["containers"]
-    return only
-
-
-def environment(role: Role) -> dict[str, str]:
-    (source,) = container(role)["envFrom"]
-    config_maps = of_kind("ConfigMap")
-    return config_maps[source["configMapRef"]["name"]]["data"]
-
-
-each_role = pytest.mark.parametrize("role", ROLES.values(), ids=ROLES)
+def server(overlay: str, role: Role) -> Pod:
+    return pods(overlay)[role.name]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_passes_the_strict_schema(tmp_path: Path, version: str) -> None:
-    path = tmp_path / "rendered.yaml"
-    path.write_text(rendered())
-    validator = Path(sys.executable).with_name("kubernetes-validate")
-    done = subprocess.run([validator, "--strict", "-k", version, path], capture_output=True, text=True)
-    report = done.stdout + done.stderr
-    assert done.returncode == 0, report
-    # A kind without a schema is only warned about, with exit code 0.
-    assert report.count(" passed for ") == len(objects()), report
+@each_overlay
+def test_every_object_passes_the_strict_schema(overlay: str, version: str) -> None:
+    assert objects(overlay)
+    assert [fault for thing in objects(overlay) for fault in faults(thing, version)] == []
 
 
-def test_strict_schema_sees_a_typo(tmp_path: Path) -> None:
-    path = tmp_path / "typo.yaml"
-    path.write_text(rendered().replace("failureThreshold:", "failureTreshold:", 1))
-    validator = Path(sys.executable).with_name("kubernetes-validate")
-    done = subprocess.run([validator, "--strict", "-k", VERSIONS[-1], path], capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "failureTreshold" in done.stdout + done.stderr
+def _set(thing: Object, path: str, value: Any) -> None:
+    *parents, last = path.split("/")
+    for key in parents:
+        thing = thing[int(key) if isinstance(thing, list) else key]
+    thing[int(last) if isinstance(thing, list) else last] = value
 
 
-def test_there_is_one_deployment_per_role_and_everything_has_the_namespace() -> None:
-    assert set(of_kind("Deployment")) == set(ROLES)
-    assert of_kind("Deployment")["coordinator"]["spec"]["replicas"] >= 2
-    (namespace,) = of_kind("Namespace")
-    assert {o["metadata"]["namespace"] for o in objects() if o["kind"] != "Namespace"} == {namespace}
+@pytest.mark.parametrize(
+    ("overlay", "kind", "path", "value"),
+    [
+        ("cpu", "Deployment", "spec/template/spec/containers/0/livenessProbe/failureTreshold", 3),
+        ("gpu", "ScaledObject", "spec/minReplicas", 1),
+        ("gpu", "ScaledObject", "spec/triggers/0/metadata/threshold", 5),
+        ("gpu", "ScaledObject", "spec/advanced/horizontalPodAutoscalerConfig/behavior/scaleDown/policies/0/type", None),
+        ("ray", "RayCluster", "spec/headGroupSpec/rayStartParams/num-cpus", 0),
+        ("ray", "RayCluster", "spec/workerGroupSpecs/0/rayStartParams/labels", "outrider.dev/pool=draft"),
+        ("ray", "RayCluster", "spec/workerGroupSpecs/1/template/spec/containers/0/livenessProbe/httpget", {}),
+        ("ray", "RayCluster", "spec/workerGroupSpecs/1/minReplicas", "1"),
+        ("ray", "RayJob", "spec/shutdownAfterJobFinishes", True),
+        ("ray", "RayJob", "spec/submissionMode", "HttpMode"),
+    ],
+)
+def test_schemas_see_mistakes(overlay: str, kind: str, path: str, value: Any) -> None:
+    broken = copy.deepcopy(next(iter(of_kind(overlay, kind).values())))
+    assert faults(broken, VERSIONS[-1]) == []
+    _set(broken, path, value)
+    assert faults(broken, VERSIONS[-1]) != []
 
 
-@each_role
-def test_ports_are_the_servers_own(role: Role) -> None:
-    assert environment(role)["OUTRIDER_PORT"] == str(role.port)
-    assert [(port["name"], port["containerPort"]) for port in container(role)["ports"]] == [("grpc", role.port)]
-    services = [s for s in of_kind("Service").values() if s["spec"]["selector"]["app.kubernetes.io/name"] == role.name]
+@each_overlay
+def test_everything_is_in_the_namespace_and_every_image_of_this_version(overlay: str) -> None:
+    (namespace,) = of_kind(overlay, "Namespace")
+    assert {o["metadata"]["namespace"] for o in objects(overlay) if o["kind"] != "Namespace"} == {namespace}
+    kinds = of_kind(overlay, "Namespace")[namespace]["metadata"]["labels"]
+    assert kinds["pod-security.kubernetes.io/enforce"] == "restricted"
+    for pod in pods(overlay).values():
+        image = "outrider-ray" if pod.name.startswith("ray-") else f"outrider-{pod.name}"
+        assert pod.container["image"] == f"{image}:{VERSION}"
+
+
+def test_overlays_run_what_they_are_for() -> None:
+    assert set(pods("cpu")) == set(pods("gpu")) == set(ROLES)
+    assert set(pods("ray")) == {"coordinator", "ray-head", "ray-draft", "ray-target"}
+    for overlay in ("gpu", "ray"):
+        assert pods(overlay)["coordinator"].replicas >= 2
+
+
+@each_server
+def test_ports_are_the_servers_own(overlay: str, role: Role) -> None:
+    pod = server(overlay, role)
+    variables = environment(overlay, pod)
+    assert pod.ports == {"grpc": role.port, "metrics": METRICS_PORT}
+    assert variables["OUTRIDER_PORT"] == str(role.port)
+    assert variables["OUTRIDER_METRICS_PORT"] == str(METRICS_PORT) == pod.annotations["prometheus.io/port"]
+    services = [s["spec"] for s in of_kind(overlay, "Service").values() if selects_labels(s["spec"], pod)]
     assert services
     for service in services:
-        assert [(p["port"], p["targetPort"]) for p in service["spec"]["ports"]] == [(role.port, "grpc")]
+        assert [(p["port"], p["targetPort"]) for p in service["ports"]] == [(role.port, "grpc")]
 
 
-@each_role
-def test_selectors_reach_their_pods(role: Role) -> None:
-    deployment = of_kind("Deployment")[role.name]["spec"]
-    labels = deployment["template"]["metadata"]["labels"]
-    for selector in (deployment["selector"]["matchLabels"], of_kind("Service")[role.name]["spec"]["selector"]):
-        assert selector.items() <= labels.items()
-    assert of_kind("Service")[role.name]["spec"]["clusterIP"] == "None"
+def selects_labels(spec: Object, pod: Pod) -> bool:
+    return spec["selector"].items() <= pod.labels.items()
 
 
-@each_role
-def test_variables_are_settings_and_their_values_load(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = environment(role)
-    fields = {PREFIX + name.upper() for name in role.settings.model_fields}
-    assert [name for name in variables if name not in fields] == []
+@each_overlay
+def test_selectors_reach_one_kind_of_pod(overlay: str) -> None:
+    for name, deployment in of_kind(overlay, "Deployment").items():
+        assert selects(deployment["spec"]["selector"], pods(overlay)[name].labels)
+    for service in of_kind(overlay, "Service").values():
+        assert len([pod for pod in pods(overlay).values() if selects_labels(service["spec"], pod)]) == 1
+    for pod in pods(overlay).values():
+        for constraint in pod.spec.get("topologySpreadConstraints", ()):
+            assert [p.name for p in pods(overlay).values() if selects(constraint["labelSelector"], p.labels)] == [
+                pod.name
+            ]
+
+
+@each_overlay
+def test_every_pod_but_the_head_spreads_and_has_a_budget_that_a_drain_can_spend(overlay: str) -> None:
+    budgets = [b["spec"] for b in of_kind(overlay, "PodDisruptionBudget").values()]
+    for pod in pods(overlay).values():
+        if pod.name == "ray-head":
+            continue
+        assert pod.spec["topologySpreadConstraints"]
+        (budget,) = (b for b in budgets if selects(b["selector"], pod.labels))
+        assert budget["maxUnavailable"] == 1
+
+
+@each_server
+def test_variables_are_settings_and_their_values_load(
+    overlay: str, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = server(overlay, role)
+    variables = environment(overlay, pod)
+    assert set(variables) - role.variables == set()
     for name, value in variables.items():
         assert isinstance(value, str)
         monkeypatch.setenv(name, value)
     settings = role.settings()
     assert settings.host == "0.0.0.0"
-    assert not pod(role)["enableServiceLinks"], "service links would set OUTRIDER_PORT"
+    if role.is_worker:
+        assert variables["OUTRIDER_NUM_THREADS"] == str(pod.container["resources"]["limits"]["cpu"])
 
 
-def test_coordinator_is_pointed_at_the_workers_headless_services() -> None:
-    variables = environment(ROLES["coordinator"])
-    for name, role in (
-        ("OUTRIDER_TARGET_WORKERS", ROLES["target-worker"]),
-        ("OUTRIDER_DRAFT_WORKERS", ROLES["draft-worker"]),
-    ):
-        assert variables[name] == f"dns:///{role.name}:{role.port}"
+@each_overlay
+def test_no_service_becomes_a_variable(overlay: str) -> None:
+    """Kubernetes would set OUTRIDER_PORT=tcp://... for the Service `outrider`: the name of a setting."""
+    assert all(pod.spec["enableServiceLinks"] is False for pod in pods(overlay).values())
 
 
-@each_role
-def test_probes_ask_the_health_service(role: Role) -> None:
-    probes = {name: container(role)[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+@pytest.mark.parametrize("overlay", ["cpu", "gpu"])
+def test_coordinator_is_pointed_at_the_workers_headless_services(overlay: str) -> None:
+    variables = environment(overlay, pods(overlay)["coordinator"])
+    for variable, name in (("OUTRIDER_TARGET_WORKERS", "target-worker"), ("OUTRIDER_DRAFT_WORKERS", "draft-worker")):
+        _, (address,) = split_names(variables[variable].split(","), variable)
+        assert address == f"{name}:{ROLES[name].port}"
+        service = of_kind(overlay, "Service")[name]["spec"]
+        assert service["clusterIP"] == "None"
+        assert selects_labels(service, pods(overlay)[name])
+
+
+@each_server
+def test_probes_ask_the_health_service(overlay: str, role: Role) -> None:
+    container = server(overlay, role).container
+    probes = {name: container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert {probe["grpc"]["port"] for probe in probes.values()} == {role.port}
     assert probes["readinessProbe"]["grpc"]["service"] == role.service
     assert probes["livenessProbe"]["grpc"].get("service", "") == "", "liveness must not depend on other services"
     startup = probes["startupProbe"]
     # A coordinator without workers is alive but not ready: it must not be restarted for that.
-    assert startup["grpc"].get("service", "") == (role.service if role.needs_gpu else "")
+    assert startup["grpc"].get("service", "") == (role.service if role.is_worker else "")
     allowed_s = startup["periodSeconds"] * startup["failureThreshold"]
-    assert allowed_s >= (1200 if role.needs_gpu else 60)
+    assert allowed_s >= (1200 if role.is_worker else 60)
 
 
-@each_role
-def test_pods_are_confined(role: Role) -> None:
-    spec, only = pod(role), container(role)
-    assert spec["automountServiceAccountToken"] is False
-    account = of_kind("ServiceAccount")[spec["serviceAccountName"]]
-    assert account["automountServiceAccountToken"] is False
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] > 0
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert only["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    mounted = {mount["mountPath"]: mount["name"] for mount in only["volumeMounts"]}
-    assert set(mounted) == ({"/tmp", "/cache"} if role.needs_gpu else {"/tmp"})
-    assert set(mounted.values()) == {volume["name"] for volume in spec["volumes"]}
+@each_overlay
+def test_pods_are_confined(overlay: str) -> None:
+    for pod in pods(overlay).values():
+        assert pod.spec["automountServiceAccountToken"] is False
+        account = of_kind(overlay, "ServiceAccount")[pod.spec["serviceAccountName"]]
+        assert account["automountServiceAccountToken"] is False
+        assert pod.spec["securityContext"]["runAsNonRoot"] is True
+        assert pod.spec["securityContext"]["runAsUser"] >= 10000
+        assert pod.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod.container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        forbidden = {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod.spec)
+        assert not forbidden
 
 
-@each_role
-def test_resources_are_bounded(role: Role) -> None:
-    resources = container(role)["resources"]
-    for kind in ("requests", "limits"):
-        wanted = {"cpu", "memory"} | ({"nvidia.com/gpu"} if role.needs_gpu else set())
-        assert set(resources[kind]) == wanted
-    assert resources["requests"].get("nvidia.com/gpu") == resources["limits"].get("nvidia.com/gpu")
+WRITABLE = {
+    "coordinator": {"/tmp"},
+    "draft-worker": {"/tmp", "/cache"},
+    "target-worker": {"/tmp", "/cache"},
+    "ray-head": {"/tmp", "/cache", "/dev/shm"},
+    "ray-draft": {"/tmp", "/cache", "/dev/shm"},
+    "ray-target": {"/tmp", "/cache", "/dev/shm"},
+}
 
 
-def test_drafts_go_to_small_cards_and_targets_to_large_ones() -> None:
-    workers = ("draft-worker", "target-worker")
-    pools = {name: pod(ROLES[name])["nodeSelector"]["outrider.dev/gpu-pool"] for name in workers}
-    assert pools == {"draft-worker": "small", "target-worker": "large"}
-    for name in pools:
-        assert [t["key"] for t in pod(ROLES[name])["tolerations"]] == ["nvidia.com/gpu"]
-    assert "nodeSelector" not in pod(ROLES["coordinator"])
+@each_overlay
+def test_what_is_written_to_is_mounted_and_bounded(overlay: str) -> None:
+    claims = of_kind(overlay, "PersistentVolumeClaim")
+    for pod in pods(overlay).values():
+        volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
+        mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod.container["volumeMounts"]}
+        assert len(mounts) == len(volumes)
+        writable = {path: volume for path, volume in mounts.items() if "configMap" not in volume}
+        expected = WRITABLE[pod.name] | ({"/dev/shm"} if (overlay, pod.name) == ("gpu", "target-worker") else set())
+        assert set(writable) == expected
+        for volume in writable.values():
+            if "persistentVolumeClaim" in volume:
+                claim = claims.pop(volume["persistentVolumeClaim"]["claimName"])
+                assert claim["spec"]["resources"]["requests"]["storage"]
+            else:
+                assert volume["emptyDir"]["sizeLimit"]
+    assert claims == {}, "a claim that no pod mounts"
 
 
-@each_role
-def test_drain_ends_before_the_kill(role: Role) -> None:
-    variables = environment(role)
-    drain_s = float(variables["OUTRIDER_DRAIN_DELAY_S"]) + float(variables["OUTRIDER_DRAIN_GRACE_S"])
-    assert pod(role)["terminationGracePeriodSeconds"] >= drain_s + 10
+@each_overlay
+def test_resources_are_bounded_and_gpus_only_where_they_are_meant(overlay: str) -> None:
+    for pod in pods(overlay).values():
+        resources = pod.container["resources"]
+        has_gpu = overlay != "cpu" and pod.name not in ("coordinator", "ray-head")
+        for kind in ("requests", "limits"):
+            assert set(resources[kind]) == {"cpu", "memory"} | ({"nvidia.com/gpu"} if has_gpu else set())
+        assert resources["requests"].get("nvidia.com/gpu") == resources["limits"].get("nvidia.com/gpu")
+        assert [t["key"] for t in pod.spec.get("tolerations", ())] == (["nvidia.com/gpu"] if has_gpu else [])
+
+
+@pytest.mark.parametrize(
+    ("overlay", "draft", "target"), [("gpu", "draft-worker", "target-worker"), ("ray", "ray-draft", "ray-target")]
+)
+def test_drafts_go_to_small_cards_near_the_targets_on_large_ones(overlay: str, draft: str, target: str) -> None:
+    found = pods(overlay)
+    assert found[draft].spec["nodeSelector"] == {"outrider.dev/gpu-pool": "small"}
+    assert found[target].spec["nodeSelector"] == {"outrider.dev/gpu-pool": "large"}
+    (near,) = found[draft].spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    chosen = [pod.name for pod in found.values() if selects(near["podAffinityTerm"]["labelSelector"], pod.labels)]
+    assert chosen == [target]
+    assert "nodeSelector" not in found["coordinator"].spec
+
+
+def test_a_laptop_downloads_nothing() -> None:
+    """The model of the cpu overlay is the one that the Dockerfile puts into the images."""
+    for name in ("draft-worker", "target-worker"):
+        assert environment("cpu", pods("cpu")[name])["OUTRIDER_MODEL"] == "smollm2-135m"
+        assert environment("cpu", pods("cpu")[name])["OUTRIDER_DEVICE"] == "cpu"
+
+
+@each_server
+def test_drain_ends_before_the_kill(overlay: str, role: Role) -> None:
+    variables = environment(overlay, server(overlay, role))
+    grace_s = server(overlay, role).spec["terminationGracePeriodSeconds"]
+    field: Callable[[str], float] = lambda name: role.settings.model_fields[name].default  # noqa: E731
+    for drain_s in (
+        float(variables["OUTRIDER_DRAIN_DELAY_S"]) + float(variables["OUTRIDER_DRAIN_GRACE_S"]),
+        field("drain_delay_s") + field("drain_grace_s"),
+    ):
+        assert grace_s >= drain_s + 10

@@ -1,0 +1,76 @@
+"""The commands of deploy/README.md, as far as they can be followed without a cluster or a container engine."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import typer.testing
+from manifests import of_kind, pods
+from roles import METRICS_PORT, ROLES, ROOT, VERSION
+from test_docker import STAGES
+
+from outrider.cli.main import app
+
+pytestmark = pytest.mark.outside
+
+README = (ROOT / "deploy/README.md").read_text()
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for line in re.findall(r"^ {4,}(\S.*)$", README, re.MULTILINE)
+    if not line.startswith(("for ", "done"))
+]
+
+
+def commands(*start: str) -> list[list[str]]:
+    found = [command[len(start) :] for command in COMMANDS if command[: len(start)] == list(start)]
+    assert found, f"none begins with {start}"
+    return found
+
+
+def test_every_command_is_of_a_kind_that_is_checked_here() -> None:
+    known = {"docker build", "docker compose", "kubectl apply", "kubectl label", "kubectl -n", "kind load"}
+    known |= {"outrider generate", "outrider coordinator", "python -m", "ray start", "curl -s"}
+    assert {" ".join(command[:2]) for command in COMMANDS} == known
+
+
+def test_paths_exist() -> None:
+    paths = {word for word in re.findall(r"`((?:deploy|components)/[\w./-]+)`", README) if "." not in word}
+    paths |= {word for command in COMMANDS for word in command if word.startswith("deploy/")}
+    assert len(paths) > 5
+    for path in paths:
+        assert any((ROOT / folder / path).exists() for folder in ("", "deploy/kubernetes")), path
+
+
+def test_images_are_targets_of_this_version() -> None:
+    (roles,) = re.findall(r"for role in (.*); do", README)
+    assert set(roles.split()) == {*ROLES, "ray"} <= set(STAGES)
+    (build,) = commands("docker", "build")
+    assert build == ["-f", "deploy/docker/Dockerfile", "--target", "$role", "-t", f"outrider-$role:{VERSION}", "."]
+    (loaded,) = commands("kind", "load", "docker-image")
+    assert set(loaded) == {pod.container["image"] for pod in pods("cpu").values()}
+
+
+def test_objects_and_labels_are_those_of_the_overlays() -> None:
+    for command in commands("kubectl", "apply"):
+        assert command[0] == "-k"
+        assert (ROOT / command[1] / "kustomization.yaml").is_file()
+    for overlay, words in (("cpu", "rollout status"), ("cpu", "port-forward"), ("ray", "get rayjob")):
+        (rest,) = commands("kubectl", "-n", "outrider", *words.split())
+        kind, _, name = rest[0].rpartition("/")
+        assert name in of_kind(overlay, {"deployment": "Deployment", "service": "Service", "": "RayJob"}[kind])
+    selected = {tuple(*pod.spec["nodeSelector"].items()) for pod in pods("gpu").values() if "nodeSelector" in pod.spec}
+    labelled = {tuple(command[1].split("=")) for command in commands("kubectl", "label", "node")}
+    assert labelled == selected
+    assert "`outrider.dev/client=true`" in README
+    assert f"port {METRICS_PORT}" in README
+
+
+@pytest.mark.parametrize("command", ["generate", "coordinator"])
+def test_flags_are_the_programs_own(command: str) -> None:
+    (arguments,) = commands("outrider", command)
+    shown = typer.testing.CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    flags = [word for word in arguments if word.startswith("--")]
+    assert flags
+    assert all(flag in shown for flag in flags)
