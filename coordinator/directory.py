@@ -265,7 +265,8 @@ class WorkerDirectory:
 
 
 def _target_drafters(worker: WorkerRecord) -> tuple[str, ...]:
-    return tuple(d.name for d in worker.description.target_drafters) if worker.description is not None else ()
+    described = worker.description.target_drafters if worker.description is not None else ()
+    return tuple(name for drafter in described for name in drafter.names)
 
 
 def _tokenizer_of(worker: WorkerRecord) -> str:

@@ -91,14 +91,19 @@ class TargetLink:
         return await self._ask(lambda missing: wire.target_verify(header, missing, proposal))
 
     async def decode(
-        self, credit_tokens: int, drafter: str = "", num_draft_tokens: int = 0
+        self, credit_tokens: int, drafter: str = "", num_draft_tokens: int = 0, tree_parents: tuple[int, ...] = ()
     ) -> AsyncGenerator[Timed, None]:
-        """One verdict per step, over drafts of the worker's own where some are wanted; the caller commits each before
-        it asks for the next, and may end early."""
+        """One verdict per step, over drafts of the worker's own where some are wanted, a tree if a shape is given; the
+        caller commits each before it asks for the next, and may end early."""
         header = self._log.header(self._epoch)
         timed = await self._ask(
             lambda missing: wire.target_decode(
-                header, missing, credit_tokens, drafter=drafter, num_draft_tokens=num_draft_tokens
+                header,
+                missing,
+                credit_tokens,
+                drafter=drafter,
+                num_draft_tokens=num_draft_tokens,
+                tree_parents=tree_parents,
             )
         )
         arrived = time.perf_counter()

@@ -164,7 +164,8 @@ class GenerationServicer:
         if (description := worker.description) is not None:
             status.model = description.model.model
             status.capacity.CopyFrom(capacity_to_pb(description.capacity))
-            status.drafters.extend((*description.drafters, *(d.name for d in description.target_drafters)))
+            status.drafters.extend(description.drafters)
+            status.drafters.extend(name for drafter in description.target_drafters for name in drafter.names)
             status.numerics_fingerprint = description.model.numerics_fingerprint
             status.weight_bytes = description.model.weight_bytes
             status.dtype = description.model.dtype

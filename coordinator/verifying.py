@@ -76,7 +76,10 @@ class TargetSide:
     async def decode(self, choice: Choice) -> AsyncGenerator[Timed, None]:
         """Step by step, with drafts of the worker's own where the choice names one of its drafters."""
         assert self._link is not None
-        drafts = (choice.drafter, choice.num_draft_tokens) if choice.num_draft_tokens else ("", 0)
+        drafts: tuple[str, int, tuple[int, ...]] = ("", 0, ())
+        if choice.num_draft_tokens:
+            name = choice.candidate.asked_as if choice.candidate is not None else choice.drafter
+            drafts = (name, choice.num_draft_tokens, choice.shape)
         try:
             async with aclosing(self._link.decode(choice.credit_tokens, *drafts)) as verdicts:
                 async for timed in verdicts:

@@ -12,7 +12,9 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tree_law
@@ -29,13 +31,18 @@ from coordinator.request import ResolvedRequest
 from coordinator.round_loop import RoundLoop
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import ToyCodec
+from outrider.drafting import tree_draw
+from outrider.drafting.grown_tree import GrownTree, planned
+from outrider.drafting.heads import MedusaDrafter
 from outrider.drafting.proposal import Q_TOTAL, Proposal, SparseQ
 from outrider.drafting.tree import children
+from outrider.lm.interface import run_program
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving import convert
-from outrider.serving.messages import Verdict
+from outrider.serving.messages import Opening, Verdict
 from outrider.serving.session_calls import SealedProposal, _sealed
+from outrider.serving.session_log import SessionLog
 from outrider.settings import CoordinatorSettings
 from target_worker.acceptance import draft_q, soft_acceptance
 from target_worker.tree_acceptance import _soft_acceptances as tree_soft_acceptances
@@ -117,6 +124,9 @@ class FakeDraft:
     def open_soon(self) -> None:
         pass
 
+    def judge(self, verdict: Verdict, num_drafts: int) -> None:
+        pass
+
     async def ready(self) -> tuple[bool, str]:
         return bool(self.drafters), "" if self.drafters else "no-draft-worker"
 
@@ -149,10 +159,73 @@ def sampled_chains(pair: Pair, prefix: Ids, num_tokens: int, drafter: str) -> We
     ]
 
 
+class Draw(BaseException):
+    """A token is to be drawn from q. No Exception: drawing goes on after those."""
+
+    def __init__(self, q: SparseQ) -> None:
+        self.q = q
+
+
+def head_trees(pair: Pair, prefix: Ids, shape: Ids, drafter: str, rule: AcceptanceRule) -> Weighted:
+    """(proposal, probability) of all trees that the shipped functions may draw: as EAGLE's, and as Medusa's where the
+    drafter is called so, whose heads read q after the likeliest path."""
+    found: Weighted = []
+    pending: list[tuple[list[int], float]] = [([], 1.0)]
+    while pending:
+        tokens, mass = pending.pop()
+        left = iter(tokens)
+
+        def draw(q: SparseQ, integer: int, left: Any = left) -> int:
+            for token_id in left:
+                return int(token_id)
+            raise Draw(q)
+
+        opening = Opening(
+            epoch=0, prompt_ids=prefix, sampling=SamplingParams(acceptance=rule), stopping=StoppingParams(99)
+        )
+        log = SessionLog(opening, vocab_size=pair.vocab_size)
+        try:
+            with mock.patch.object(tree_draw, "draw_draft", draw):
+                tree = _medusa_tree if drafter.startswith("medusa") else _eagle_tree
+                found.append((tree(pair, log, shape, drafter), mass))
+        except Draw as asked:
+            chances = zip(asked.q.ids.tolist(), asked.q.counts.tolist(), strict=True)
+            pending += [([*tokens, token_id], mass * count / Q_TOTAL) for token_id, count in chances]
+    return found
+
+
+def _eagle_tree(pair: Pair, log: SessionLog, shape: Ids, drafter: str) -> Proposal:
+    grown = GrownTree(log, 64)
+
+    def rows(nodes: Sequence[int]) -> list[np.ndarray]:
+        return [_logits(pair, (*log.ids, *grown.path_ids(node))) for node in nodes]
+
+    order = planned(grown, shape, _logits(pair, log.ids), rows, grown.drawn)
+    return grown.proposal(order, drafter)
+
+
+def _medusa_tree(pair: Pair, log: SessionLog, shape: Ids, drafter: str) -> Proposal:
+    heads, path = [], list(log.ids)
+    for _ in range(3):
+        row = _logits(pair, path)
+        heads.append(SimpleNamespace(cpu=lambda row=row: SimpleNamespace(numpy=lambda: row)))
+        path.append(int(row.argmax()))
+    head: Any = SimpleNamespace(draft_ids=None, logits=lambda feature, num_heads: heads[:num_heads])
+    features: Any = SimpleNamespace(num_rows=len(log.ids) - 1, rows=lambda start, end: [None])
+    return run_program(MedusaDrafter(drafter, head, log, features).propose_tree(shape), lambda forward: None)  # type: ignore[arg-type,return-value]
+
+
+def _logits(pair: Pair, ids: Sequence[int]) -> np.ndarray:
+    q = pair.q(ids)
+    row = np.full(pair.vocab_size, -np.inf, np.float32)
+    row[q.ids] = np.log(q.counts)
+    return row
+
+
 @dataclass
 class FakeTarget:
     """A target whose decisions are questions, with the chances of the shipped acceptance functions. `candidates` are
-    its own drafters: chains sampled from q."""
+    its own drafters: chains sampled from q, and what the shipped functions draw of trees."""
 
     stream: Stream
     pair: Pair
@@ -162,6 +235,7 @@ class FakeTarget:
     num_drafted: int = 0
     num_local: int = 0
     num_own: int = 0
+    num_trees: int = 0
     _stopped: bool = False
 
     async def open(self) -> Timed:
@@ -187,12 +261,18 @@ class FakeTarget:
         if num_tokens < 1:
             return self._commit(Proposal())
         prefix = (*self.stream.log.prompt_ids, *self.stream.log.output_ids)
-        proposal = self.script.answer(lambda: sampled_chains(self.pair, prefix, num_tokens, choice.drafter))
+        if choice.shape:
+            shape = choice.shape[:num_tokens]
+            proposal = self.script.answer(lambda: head_trees(self.pair, prefix, shape, choice.drafter, self.rule))
+            self.num_trees += not proposal.is_chain
+        else:
+            proposal = self.script.answer(lambda: sampled_chains(self.pair, prefix, num_tokens, choice.drafter))
         timed = self._commit(proposal)
         self.num_own += len(proposal)
-        return dataclasses.replace(
-            timed, verdict=dataclasses.replace(timed.verdict, drafted_ids=proposal.token_ids, draft_us=500)
+        verdict = dataclasses.replace(
+            timed.verdict, drafted_ids=proposal.token_ids, drafted_parents=proposal.parents, draft_us=500
         )
+        return dataclasses.replace(timed, verdict=verdict)
 
     async def stop_decoding(self) -> None:
         self._stopped = True
@@ -308,6 +388,8 @@ class World:
     reasons: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     num_mixed: int = 0
     """Chains that a local drafter went on with."""
+    num_trees: int = 0
+    """Those that the target drew."""
 
     def law(self) -> dict[Ids, float]:
         """P(text), over all rounds, by exhaustion."""
@@ -360,6 +442,7 @@ class World:
         await loop.run()
         for reason in outbox.reasons:
             self.reasons[reason] += 1
+        self.num_trees += target.num_trees
         self.num_mixed += draft.num_drafted > 0 and target.num_drafted > draft.num_drafted
         return tuple(stream.log.output_ids)
 

@@ -110,6 +110,8 @@ class Acceptance:
 def chances_of(report: RoundReport) -> tuple[list[float], int]:
     """What `Acceptance.observe` wants of the chosen drafter's own drafts: a chain that ended before it was as long as
     wanted, all of it accepted, fails at its end."""
+    if report.choice.shape:
+        return _of_head_tree(report)
     if report.parents:
         trunk = trunk_of(report.parents) if report.soft_acceptances else []
         return [report.soft_acceptances[node] / 255 for node in trunk], report.num_accepted
@@ -122,3 +124,11 @@ def chances_of(report: RoundReport) -> tuple[list[float], int]:
     if num_accepted == num_drafts < report.choice.num_draft_tokens:
         chances.append(0.0)
     return chances, num_accepted
+
+
+def _of_head_tree(report: RoundReport) -> tuple[list[float], int]:
+    """A tree that follows what a head sees has a deep trunk where the head is sure: only its first draft tells of a
+    chain, as it is there always. One that was planned tells all along."""
+    drawn = report.drawn_shape
+    trunk = trunk_of(drawn)[: None if drawn == report.wanted_shape else 1] if report.soft_acceptances else []
+    return [report.soft_acceptances[node] / 255 for node in trunk], report.num_accepted

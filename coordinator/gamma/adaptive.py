@@ -121,6 +121,8 @@ class AdaptiveGamma:
         observe_cost = costs.observe_step if candidate.on_target else costs.observe_round
         observe_cost(report, candidate)
         if not report.ended:
+            if report.choice.shape:
+                self._objective.observe_tree(report, candidate)
             for acceptance in (self._objective.acceptance(candidate), self._shared.prior(candidate)):
                 acceptance.observe(*chances_of(report))
             if report.parents:

@@ -194,7 +194,7 @@ class RoundCosts:
         return copy.copy(self)
 
     def draft(self, candidate: Candidate) -> DraftCost:
-        name = candidate.learnt_as
+        name = candidate.costs_as
         if name not in self._drafts:  # asked for at each γ of each choice: no `setdefault`
             self._drafts[name] = DraftCost()
         return self._drafts[name]
@@ -252,6 +252,11 @@ class RoundCosts:
         ms = self.draft_ms(candidate, num_drafted) + self._step_overhead.value()
         return ms + self.verify_ms(num_drafted) + self.run_start_ms / max(1.0, run_steps)
 
+    def tree_step_ms(self, candidate: Candidate, num_draft_tokens: int, num_levels: int, run_steps: float) -> float:
+        """The same of a tree, each level of which is one run of the drafter."""
+        ms = self.draft_ms(candidate, num_levels) + self._step_overhead.value()
+        return ms + self.verify_ms(num_draft_tokens) + self.run_start_ms / max(1.0, run_steps)
+
     def local_round_ms(self, num_draft_tokens: float) -> float:
         """Of a round whose drafts are at hand."""
         wait_ms = self.verify_network.value() + self.load.queue.value()
@@ -280,8 +285,11 @@ class RoundCosts:
 
     def observe_step(self, report: RoundReport, candidate: Candidate) -> None:
         """A step that the target drafted for; the first of a run also tells of the network."""
-        num_wanted = report.choice.num_draft_tokens
-        self.draft(candidate).observe(num_wanted, report.num_draft_tokens, report.draft_ms, 0.0)
+        num_wanted, num_drafts = report.choice.num_draft_tokens, report.num_draft_tokens
+        if report.choice.shape:
+            num_wanted = max(depths(report.wanted_shape))
+            num_drafts = max(depths(report.drawn_shape), default=0)
+        self.draft(candidate).observe(num_wanted, num_drafts, report.draft_ms, 0.0)
         self._observe_pass(report, was_asked=False)
         if report.verify_network_ms:
             self.verify_network.add(report.verify_network_ms)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from coordinator.gamma.plans import Objective
 from coordinator.gamma.policy import Candidate, Choice, RoundReport
+from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
 from outrider.results import DrafterOutlook
 from outrider.serving.messages import NOTHING_AHEAD, AheadWish
@@ -15,9 +17,12 @@ class FixedGamma:
     """`num_draft_tokens` drafts from the first drafter a round, or from the likeliest guess while no drafter can be
     asked; 0 decodes plainly with all the credit there is."""
 
-    def __init__(self, num_draft_tokens: int, *, drafts_ahead: bool = False) -> None:
-        """drafts_ahead: of the verdict, wherever a drafter can."""
+    def __init__(
+        self, num_draft_tokens: int, *, drafts_ahead: bool = False, shared: PairEstimates | None = None
+    ) -> None:
+        """drafts_ahead: of the verdict, wherever a drafter can. shared: what is known, for the shape of trees."""
         self._num_draft_tokens = num_draft_tokens
+        self._shared = shared or PairEstimates()
         self._drafts_ahead = drafts_ahead
         self._is_drafted = False
 
@@ -38,6 +43,9 @@ class FixedGamma:
             self._is_drafted, first = True, candidates[0]
             credit_tokens = max_credit_tokens if first.on_target else 0
             ahead = AheadWish(first.max_branches, num_draft_tokens) if self._drafts_ahead else NOTHING_AHEAD
+            if first.on_target and first.max_width > 1:
+                shape = Objective(self._shared).fixed_shape(first, num_draft_tokens)
+                return Choice(first.name, len(shape), "fixed", credit_tokens, first, shape=shape)
             return Choice(first.name, first.cap(num_draft_tokens), "fixed", credit_tokens, first, ahead=ahead)
         if not guesses:
             return Choice("", 0, "no-match", min(LOOK_AGAIN_TOKENS, max_credit_tokens))

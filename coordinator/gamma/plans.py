@@ -8,6 +8,7 @@ survive, what rounds of this model take, and what a pass takes from others (`pri
                       with drafting ahead a hit is spared the network and the drafting (`ahead.py`)
     a tree of it      as well, each level of which adds the chance that a sibling is right where the chain is wrong
     inside the target (1 + s_1 + ... + s_γ) / (drafting γ + verifying γ + 1 rows); a run's steps share its round trip
+    a tree of it      as well, of whatever shape pays (`head_trees.py`)
     a guess at hand   (1 + its own tokens' chances) / (a round trip + verifying), several that disagree as one tree
 
 s_i: chance that the first i drafts all stand. A guess is judged by its own tokens' chances, which are learnt whether it
@@ -25,10 +26,12 @@ from dataclasses import dataclass
 from coordinator.gamma.acceptance import Acceptance
 from coordinator.gamma.ahead import HitRate, ahead_of
 from coordinator.gamma.costs import RoundCosts
-from coordinator.gamma.policy import Candidate, Choice
+from coordinator.gamma.head_trees import MAX_DEPTH, Chance, best_shape, chances, expected_accepted
+from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
 from outrider.drafting.guess_tree import GuessTree, best_part, merged
+from outrider.drafting.tree import depths
 from outrider.drafting.tree_plan import RoundCost
 from outrider.serving.messages import NOTHING_AHEAD, AheadWish
 
@@ -62,6 +65,7 @@ class Plan:
     tree_width: int = 0
     taken: float = 0.0
     ahead: AheadWish = NOTHING_AHEAD
+    shape: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -92,6 +96,7 @@ class Plan:
             self.tree,
             self.tree_width,
             self.ahead,
+            self.shape,
         )
         return choice if choice.is_run else dataclasses.replace(choice, credit_tokens=0)
 
@@ -135,6 +140,8 @@ class Objective:
     def best_of(self, candidate: Candidate, max_draft_tokens: int, credit_tokens: int, min_width: int = 1) -> Plan:
         """With the γ that pays most, 0 not among them; of a tree with the shape that does, `min_width` at least, which
         must be among the drafts allowed."""
+        if candidate.max_width > 1 and candidate.on_target:
+            return self._shaped(candidate, max_draft_tokens, credit_tokens, is_chain=min_width == 1)
         if candidate.max_width > 1:
             return _best(self._trees(candidate, candidate.cap(max_draft_tokens), min_width))
         expected = self.acceptance(candidate).expected_tokens(candidate.cap(max_draft_tokens))
@@ -142,6 +149,19 @@ class Objective:
         if candidate.on_target:
             return _best(self._run(candidate, gamma, expected[gamma], credit_tokens) for gamma in gammas)
         return _best(self._round(candidate, gamma, expected[gamma]) for gamma in gammas)
+
+    def fixed_shape(self, candidate: Candidate, num_draft_tokens: int) -> tuple[int, ...]:
+        """Of the tree of so many nodes that commits most per ms, though each may cost as much as it likes."""
+        cost = RoundCost(verify_ms=self._costs.verify_ms(0), row_ms=0.0, level_ms=self._level_ms(candidate))
+        depth = self._max_depth(candidate, num_draft_tokens)
+        chance = self._chance(candidate, depth)
+        return best_shape(chance, cost, max_nodes=num_draft_tokens, max_depth=depth, is_chain=False)
+
+    def observe_tree(self, report: RoundReport, candidate: Candidate) -> None:
+        """A round over a tree that was drawn inside the target. To be told before what else it teaches."""
+        shape = report.wanted_shape
+        chance = self._chance(candidate, max(depths(shape), default=0))
+        self._shared.gain(candidate).observe(report.num_accepted, expected_accepted(shape, chance))
 
     def guessed(self, guesses: Sequence[Guess], max_draft_tokens: int, instead_of: Plan) -> list[Plan]:
         """The best of each guess, and of all together, where it is more than the noise of costs above what else would
@@ -192,6 +212,35 @@ class Objective:
                 ms = ask_ms + self._costs.draft_ms(candidate, levels) + self._costs.local_round_ms(num_drafts)
                 taken = self._costs.taken(num_drafts)
                 yield Plan(candidate.name, num_drafts, expected[levels], ms, candidate, tree_width=width, taken=taken)
+
+    def _shaped(self, candidate: Candidate, max_nodes: int, credit_tokens: int, *, is_chain: bool) -> Plan:
+        """A tree inside the target, of the shape that pays most for rows, levels and what they take from others."""
+        costs, plain_rate = self._costs, max(MIN_RATE, self.plain(credit_tokens).rate)
+        level_ms, row_ms = self._level_ms(candidate), costs.row_ms(max_nodes)
+        price = RoundCost(
+            verify_ms=costs.tree_step_ms(candidate, 0, 1, credit_tokens) - row_ms - level_ms,
+            row_ms=row_ms + (costs.taken(1) - costs.taken(0)) / plain_rate,
+            level_ms=level_ms + (costs.taken(0, drafting_ms=level_ms) - costs.taken(0)) / plain_rate,
+        )
+        depth = self._max_depth(candidate, max_nodes)
+        chance = self._chance(candidate, depth)
+        shape = best_shape(chance, price, max_nodes=max_nodes, max_depth=depth, is_chain=is_chain)
+        num_levels = max(depths(shape))
+        tokens = 1 + self._shared.gain(candidate).value() * expected_accepted(shape, chance)
+        ms = costs.tree_step_ms(candidate, len(shape), num_levels, credit_tokens / tokens)
+        taken = costs.taken(len(shape), drafting_ms=costs.draft_ms(candidate, num_levels))
+        steps = PROBE_STEPS
+        return Plan(candidate.name, len(shape), steps * tokens, steps * ms, candidate, taken=steps * taken, shape=shape)
+
+    def _level_ms(self, candidate: Candidate) -> float:
+        """Of each level of a tree but the first."""
+        return max(0.0, self._costs.draft_ms(candidate, 2) - self._costs.draft_ms(candidate, 1))
+
+    def _chance(self, candidate: Candidate, max_depth: int) -> Chance:
+        return chances(self.acceptance(candidate).hazards(max_depth), self._shared.siblings(candidate))
+
+    def _max_depth(self, candidate: Candidate, max_nodes: int) -> int:
+        return min(candidate.max_depth or MAX_DEPTH, max_nodes, MAX_DEPTH)
 
     def _round(self, candidate: Candidate, gamma: int, tokens: float) -> Plan:
         taken = self._costs.taken(gamma)

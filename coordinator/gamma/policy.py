@@ -7,6 +7,7 @@ from typing import Protocol
 
 from outrider.drafting.guess import Guess
 from outrider.drafting.guess_tree import GuessTree
+from outrider.drafting.tree import chain_parents
 from outrider.results import DrafterOutlook
 from outrider.serving.messages import NOTHING_AHEAD, AheadWish
 
@@ -19,6 +20,7 @@ class Candidate:
     """A drafter that can be asked now: of a draft worker, whose `model` is a fingerprint, or inside the target, where a
     draft costs no message and rounds go on without a round trip between them. `max_draft_tokens` 0: as many as wanted.
     `max_width` above 1: it puts up to so many guesses beside each token of the chain that `trunk` would draft.
+    Inside the target such a drafter draws any shape, no deeper than `max_depth` (0: any), and is asked for as `trunk`.
     `max_branches`: outcomes of a round that it drafts ahead for at most.
     """
 
@@ -29,6 +31,7 @@ class Candidate:
     max_width: int = 1
     trunk: str = ""
     max_branches: int = 0
+    max_depth: int = 0
 
     @property
     def key(self) -> str:
@@ -39,6 +42,16 @@ class Candidate:
     def learnt_as(self) -> str:
         """What is learnt of costs and acceptance goes under this name: of a tree, that of its trunk."""
         return f"{'target' if self.on_target else 'draft'}:{self.trunk or self.name}:{self.model}"
+
+    @property
+    def costs_as(self) -> str:
+        """The same of what drafts take: a level of a head's tree is not a draft of its chain."""
+        return f"{self.learnt_as}/tree" if self.on_target and self.trunk else self.learnt_as
+
+    @property
+    def asked_as(self) -> str:
+        """What the worker calls it."""
+        return self.trunk if self.on_target and self.trunk else self.name
 
     def cap(self, max_draft_tokens: int) -> int:
         """Drafts that a round of it may carry."""
@@ -52,7 +65,9 @@ class Choice:
     `candidate`: who drafts; None: nobody, or a local drafter. One on the target drafts `num_draft_tokens` at each step
     of a run of up to `credit_tokens` tokens. `expected_tokens_per_s`: what it was chosen for; 0: not by expectation.
     `tree`: the drafts themselves, where local guesses that disagree are verified together. `tree_width`: guesses beside
-    one another at each level of a tree drafter; 0: as it likes. `ahead`: what to draft for the round after it.
+    one another at each level of a tree drafter; 0: as it likes. `shape`: `Proposal.parents` of the tree that a drafter
+    inside the target draws, or of a part of it, from the first node on; empty: a chain. `ahead`: what to draft for the
+    round after it.
     """
 
     drafter: str
@@ -64,6 +79,7 @@ class Choice:
     tree: GuessTree | None = None
     tree_width: int = 0
     ahead: AheadWish = NOTHING_AHEAD
+    shape: tuple[int, ...] = ()
 
     @property
     def is_run(self) -> bool:
@@ -109,6 +125,16 @@ class RoundReport:
     ahead: str = ""
     branch_wait_ms: float = 0.0
     branch_build_ms: float = 0.0
+
+    @property
+    def wanted_shape(self) -> tuple[int, ...]:
+        """Of the tree that was asked of a drafter inside the target; empty: a chain was."""
+        return self.choice.shape[: self.choice.num_draft_tokens]
+
+    @property
+    def drawn_shape(self) -> tuple[int, ...]:
+        """What came of it, a chain spelled out."""
+        return self.parents or chain_parents(self.num_draft_tokens)
 
     @property
     def num_own_drafts(self) -> int:

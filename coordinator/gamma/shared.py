@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from coordinator.gamma.acceptance import PRIOR_HAZARD, Acceptance
 from coordinator.gamma.ahead import HitRate
 from coordinator.gamma.costs import RoundCosts
+from coordinator.gamma.head_trees import Gain
 from coordinator.gamma.policy import Candidate
 from coordinator.gamma.tree_acceptance import Siblings
 
@@ -23,6 +24,7 @@ class PairEstimates:
         self._priors: dict[str, Acceptance] = {}
         self._starts: dict[str, float] = {}
         self._siblings: dict[str, Siblings] = {}
+        self._gains: dict[str, Gain] = {}
         self._hit_rates: dict[str, HitRate] = {}
 
     def prior(self, candidate: Candidate) -> Acceptance:
@@ -40,9 +42,18 @@ class PairEstimates:
         """Of drafting ahead, over every stream of the scope."""
         return self._hit_rates.setdefault(candidate.learnt_as, HitRate())
 
+    def gain(self, candidate: Candidate) -> Gain:
+        """Of trees of a drafter inside the target over their shapes, over every stream of the scope."""
+        return self._gains.setdefault(candidate.learnt_as, Gain())
+
     def expect(self, candidate: Candidate, chance: float) -> None:
         """A first estimate for a drafter that nobody of the scope has used."""
         self._starts.setdefault(candidate.learnt_as, chance)
+
+    def expect_siblings(self, candidate: Candidate, chances: Sequence[float]) -> None:
+        """The same of its second, third, ... guesses at a place, each given that those before are wrong."""
+        if chances:
+            self._siblings.setdefault(candidate.learnt_as, Siblings(chances))
 
 
 class SharedEstimates:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from coordinator.gamma.costs import TOLD_WEIGHT, VERIFY_SLOPE
+from coordinator.gamma.head_trees import MAX_WIDTH
 from coordinator.gamma.policy import Candidate
 from coordinator.gamma.shared import PairEstimates
 from outrider.lm.timing import PassTiming
@@ -35,6 +36,8 @@ def target_candidates(description: WorkerDescription | None) -> Iterator[Candida
     """Drafters inside a target worker."""
     for drafter in description.target_drafters if description is not None else ():
         yield _inside(drafter)
+        if drafter.draws_trees:
+            yield _trees_of(drafter)
 
 
 def tell(shared: PairEstimates, description: WorkerDescription, *, num_context_tokens: int) -> None:
@@ -55,9 +58,11 @@ def tell(shared: PairEstimates, description: WorkerDescription, *, num_context_t
         candidate = _inside(drafter)
         if drafter.first_draft_ms > 0:
             base_ms = max(0.0, drafter.first_draft_ms - drafter.next_draft_ms)
-            shared.costs.draft(candidate).work.tell(base_ms, drafter.next_draft_ms)
+            for drawn in (candidate, _trees_of(drafter)) if drafter.draws_trees else (candidate,):
+                shared.costs.draft(drawn).work.tell(base_ms, drafter.next_draft_ms)
         if drafter.agreement is not None:
             shared.expect(candidate, drafter.agreement)
+        shared.expect_siblings(candidate, _given_the_others_are_wrong(drafter.rank_agreement))
 
 
 def _sizes(description: WorkerDescription, num_context_tokens: int) -> list[tuple[float, float, float]]:
@@ -72,6 +77,26 @@ def _sizes(description: WorkerDescription, num_context_tokens: int) -> list[tupl
 
 def _inside(drafter: TargetDrafter) -> Candidate:
     return Candidate(drafter.name, drafter.source, on_target=True, max_draft_tokens=drafter.max_draft_tokens)
+
+
+def _trees_of(drafter: TargetDrafter) -> Candidate:
+    return Candidate(
+        drafter.names[-1],
+        drafter.source,
+        on_target=True,
+        max_width=MAX_WIDTH,
+        trunk=drafter.name,
+        max_depth=drafter.max_draft_tokens,
+    )
+
+
+def _given_the_others_are_wrong(shares: Sequence[float]) -> list[float]:
+    """Of shares of the first, second, ... guess: each but the first over what those before it leave."""
+    left, found = 1.0, []
+    for share in shares:
+        found.append(min(1.0, share / left) if left > 0 else 0.0)
+        left -= share
+    return found[1:]
 
 
 def _is_decoding(timing: PassTiming) -> bool:

@@ -16,7 +16,9 @@ DECAY = 0.998
 class Siblings:
     """Chance of each guess after the first at its place, given that it is tried at all; by its number, at any depth."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Sequence[float] = PRIOR_CHANCES) -> None:
+        """start: assumed at first, by number, the last one of all further ones."""
+        self._start = start
         self._right: dict[int, float] = {}
         self._seen: dict[int, float] = {}
 
@@ -32,7 +34,7 @@ class Siblings:
 
     def chance(self, try_index: int) -> float:
         """try_index from 1."""
-        prior = PRIOR_CHANCES[min(try_index, len(PRIOR_CHANCES)) - 1]
+        prior = self._start[min(try_index, len(self._start)) - 1]
         right, seen = self._right.get(try_index, 0.0), self._seen.get(try_index, 0.0)
         return (right + PRIOR_WEIGHT * prior) / (seen + PRIOR_WEIGHT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -32,7 +33,7 @@ async def test_text_does_not_depend_on_them(stack: Stack, options: dict) -> None
     async with Client(stack.address) as client:
         plain = await client.complete(PROMPT, max_tokens=120, num_speculative_tokens=0, **options)
         assert plain.speculation.num_draft_tokens == 0
-        for drafter in ("good", "weak", "auto"):
+        for drafter in ("good", "weak", "good-tree", "auto"):
             for gamma in (1, 4, None):
                 extra = {} if gamma is None else {"num_speculative_tokens": gamma}
                 answer = await client.complete(PROMPT, max_tokens=120, drafter=drafter, **options, **extra)
@@ -42,25 +43,26 @@ async def test_text_does_not_depend_on_them(stack: Stack, options: dict) -> None
                     assert answer.speculation.num_draft_tokens > 0 or gamma is None, "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize("drafter", ["good", "good-tree"])
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
-async def test_every_token_is_accounted_for(stack: Stack, rule: str) -> None:
+async def test_every_token_is_accounted_for(stack: Stack, rule: str, drafter: str) -> None:
     async with Client(stack.address) as client:
         answer = await client.complete(
-            PROMPT, max_tokens=60, drafter="good", num_speculative_tokens=3, acceptance=rule, report_steps=True, seed=4,
-            temperature=1.0, logprobs=True,
+            PROMPT, max_tokens=60, drafter=drafter, num_speculative_tokens=3, acceptance=rule, report_steps=True,
+            temperature=1.0, logprobs=True, seed=4,
         )  # fmt: skip
     spec = answer.speculation
     assert spec.num_draft_tokens > 0, "INCONCLUSIVE: nothing was drafted"
     assert spec.num_accepted_draft_tokens == answer.origins.count(Origin.ACCEPTED) > 0
     assert spec.num_tokens == len(answer.token_ids) == 60
-    assert {use.drafter for use in spec.drafter_uses if use.num_draft_tokens} == {"good"}
+    assert {use.drafter for use in spec.drafter_uses if use.num_draft_tokens} == {drafter}
     assert sum(use.num_draft_tokens for use in spec.drafter_uses) == spec.num_draft_tokens
     assert sum(use.num_rounds for use in spec.drafter_uses) == spec.num_steps
     assert spec.num_proposal_bytes == 0, "no draft crossed a wire"
     steps = [chunk.step for chunk in answer.chunks if chunk.step is not None]
     assert sum(step.num_draft_tokens for step in steps) == spec.num_draft_tokens
     drafted = [step for step in steps if step.num_draft_tokens]
-    assert {step.drafter for step in drafted} == {"good"}
+    assert {step.drafter for step in drafted} == {drafter}
     assert all(step.num_draft_tokens <= step.num_draft_tokens_wanted <= 3 for step in drafted)
     assert any(step.draft_ms > 0 for step in drafted)
 
@@ -69,10 +71,11 @@ async def test_unknown_drafters_are_told_who_offers_what(stack: Stack) -> None:
     async with Client(stack.address) as client:
         info = await client.model_info()
         assert set(info.drafters) >= {"good", "weak", "lookup", "suffix"}
-        with pytest.raises(InvalidArgument, match=r"good, weak \(target workers\), lookup, suffix \(coord"):
+        offered = r"good, good-tree, weak, weak-tree \(target workers\), lookup, suffix \(coord"
+        with pytest.raises(InvalidArgument, match=offered):
             await client.complete(PROMPT, drafter="eagle9", max_tokens=4)
         workers = (await client.server_info()).workers
-        assert [w.drafters for w in workers if w.role == "target"] == [("good", "weak")]
+        assert [w.drafters for w in workers if w.role == "target"] == [("good", "good-tree", "weak", "weak-tree")]
 
 
 async def test_the_statistics_say_who_won_and_why() -> None:
@@ -83,11 +86,11 @@ async def test_the_statistics_say_who_won_and_why() -> None:
             answer = await client.complete(PROMPT, max_tokens=200, **GREEDY)
     spec = answer.speculation
     outlooks = {outlook.drafter: outlook for outlook in spec.drafter_outlooks}
-    assert set(outlooks) == {"", "model", "good", "weak"}
+    assert set(outlooks) == {"", "model", "good", "good-tree", "weak", "weak-tree"}
     assert spec.drafter_outlooks[0].expected_tokens_per_s == max(o.expected_tokens_per_s for o in outlooks.values())
-    tokens = {use.drafter: 0 for use in spec.drafter_uses}
+    tokens = Counter[str]()
     for use in spec.drafter_uses:
-        tokens[use.drafter] += use.num_accepted_draft_tokens
+        tokens[use.drafter.removesuffix("-tree")] += use.num_accepted_draft_tokens
         assert use.reason == "prefill" or use.expected_tokens_per_s > 0
     assert max(tokens, key=lambda name: tokens[name]) == "good", "its drafts cost next to nothing and are right"
 
@@ -127,4 +130,4 @@ async def test_a_target_without_that_drafter_takes_over(drafter: str) -> None:
     if drafter == "good":
         assert complete.speculation.num_plain_tokens > 10, "the one drafter that was named is gone"
     else:
-        assert set(complete.speculation.drafters) <= {"good", "lookup", "suffix"}
+        assert set(complete.speculation.drafters) <= {"good", "good-tree", "lookup", "suffix"}
