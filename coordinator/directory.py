@@ -110,9 +110,20 @@ class WorkerDirectory:
         healthy = [
             w
             for w in self._paired(model)
-            if self.health(w)[0] and w.description is not None and (not drafter or drafter in w.description.drafters)
+            if self.health(w)[0] and (drafter in self._usable(w, model) if drafter else self._usable(w, model))
         ]
         return min(healthy, key=lambda w: w.num_sessions, default=None)
+
+    def wanted_features(self, model: str, target: WorkerRecord, drafter: str = "") -> str:
+        """States that a target is to send, of those that it offers: what `drafter` (empty: any) of some draft worker
+        reads; empty: none."""
+        for worker in self._paired(model):
+            if worker.description is None or not self.health(worker)[0]:
+                continue
+            for name, features in worker.description.drafter_features.items():
+                if drafter in ("", name) and _offers(target, features):
+                    return features
+        return ""
 
     def healthy(self, model: str) -> list[WorkerRecord]:
         """Workers of both kinds that new streams of the model may go to."""
@@ -120,7 +131,7 @@ class WorkerDirectory:
 
     def target_only_drafters(self, model: str) -> tuple[str, ...]:
         """Names that target workers of the model offer and no draft worker does."""
-        elsewhere = {name for w in self._paired(model) if w.description is not None for name in w.description.drafters}
+        elsewhere = {name for w in self._paired(model) for name in self._usable(w, model)}
         inside = dict.fromkeys(name for w in self._serving(model) for name in _target_drafters(w))
         return tuple(name for name in inside if name not in elsewhere)
 
@@ -179,13 +190,25 @@ class WorkerDirectory:
         reference = self._reference(model).description
         assert reference is not None
         tokenizer = reference.model.tokenizer_fingerprint
-        drafts = (w for w in self._of_role(DRAFT) if _tokenizer_of(w) == tokenizer)
+        fingerprint = reference.model.model_fingerprint
+        drafts = (w for w in self._of_role(DRAFT) if _tokenizer_of(w) == tokenizer and _reads_states_of(w, fingerprint))
         return [w for w in drafts if self._may_draft_for(w, model)]
 
     def _may_draft_for(self, draft: WorkerRecord, model: str) -> bool:
         """As far as the settings say; the tokenizer is another matter."""
         wanted = self._draft_models.get(model)
         return wanted is None or (draft.description is not None and draft.description.model.model == wanted)
+
+    def _usable(self, draft: WorkerRecord, model: str) -> tuple[str, ...]:
+        """Drafters of a draft worker: those that read states of the target only where some target sends them."""
+        if draft.description is None:
+            return ()
+        reads, serving = draft.description.drafter_features, self._serving(model)
+        return tuple(
+            name
+            for name in draft.description.drafters
+            if not reads.get(name) or any(_offers(target, reads[name]) for target in serving)
+        )
 
     def _reference(self, model: str) -> WorkerRecord:
         """The worker whose description stands for the model: a healthy one, if any, else the first."""
@@ -199,7 +222,7 @@ class WorkerDirectory:
         described = [w.description for w in (reference, *drafts) if w.description is not None]
         inside = [n for w in self._serving(name) for n in _target_drafters(w)]
         offered = {
-            "draft workers": tuple(dict.fromkeys(n for d in described[1:] for n in d.drafters)),
+            "draft workers": tuple(dict.fromkeys(n for w in drafts for n in self._usable(w, name))),
             "target workers": tuple(dict.fromkeys(inside)),
             "coordinator": tuple(self._settings.local_drafters),
         }
@@ -234,6 +257,20 @@ class WorkerDirectory:
                 f"FAILED_PRECONDITION VOCAB_MISMATCH: draft model {own.model!r} has {own.vocab_size} ids and another "
                 "tokenizer than every target; give it a model of the target's family"
             )
+        return self._unsent(worker, meant)
+
+    def _unsent(self, worker: WorkerRecord, targets: list[WorkerRecord]) -> str:
+        """Why a draft worker cannot have the states that its drafters read."""
+        assert worker.description is not None
+        own = [t for t in targets if t.description and _reads_states_of(worker, t.description.model.model_fingerprint)]
+        if targets and not own:
+            return "FAILED_PRECONDITION WRONG_TARGET: its head was made for other weights than those of every target"
+        if targets and not any(self._usable(worker, t.description.model.model) for t in own if t.description):
+            states = next(iter(worker.description.drafter_features.values()), "")
+            return (
+                "FAILED_PRECONDITION NO_FEATURES: it reads states that no target worker sends: start one with "
+                f"--features={states}"
+            )
         return ""
 
     def _target_faults(self) -> str:
@@ -267,6 +304,18 @@ class WorkerDirectory:
 def _target_drafters(worker: WorkerRecord) -> tuple[str, ...]:
     described = worker.description.target_drafters if worker.description is not None else ()
     return tuple(name for drafter in described for name in drafter.names)
+
+
+def _offers(target: WorkerRecord, features: str) -> bool:
+    """Whether a target worker sends these states."""
+    offered = target.description.features if target.description is not None else ""
+    return set(features.split(",")) <= set(offered.split(","))
+
+
+def _reads_states_of(draft: WorkerRecord, fingerprint: str) -> bool:
+    """Whether drafters of this worker may draft for a target of these weights; those that read no states always may."""
+    wanted = draft.description.target_fingerprints if draft.description is not None else ()
+    return not wanted or fingerprint in wanted
 
 
 def _tokenizer_of(worker: WorkerRecord) -> str:

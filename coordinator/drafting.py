@@ -184,7 +184,7 @@ class DraftSide:
                 self._opening = None
             if not link.reaches(self._stream.log.length):
                 return "draft-context-full"
-            return "" if link.ready() else "draft-late"
+            return link.lacks_features() if link.ready() else "draft-late"
         except OutriderError as error:
             self._lose(error)
             return "draft-lost"

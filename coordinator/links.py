@@ -14,11 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.branches import AheadCounts, BranchStore
+from coordinator.features import FeatureFeed, FeatureRelay
 from coordinator.log import Log
 from coordinator.peer import Peer
 from outrider.errors import Aborted, OutriderError
 from outrider.serving import session_calls as wire
-from outrider.serving.messages import NOTHING_AHEAD, AheadWish, DraftOpening, Header, TargetOpening, Verdict
+from outrider.serving.messages import (
+    NO_FEATURES,
+    NOTHING_AHEAD,
+    AheadWish,
+    DraftOpening,
+    FeatureRows,
+    Header,
+    TargetOpening,
+    Verdict,
+)
 
 MAX_RESENDS = 3
 """A worker that stays out of step after this many corrections is given up."""
@@ -64,16 +74,20 @@ class Timed:
 class TargetLink:
     """A session on a target worker. Every method raises OutriderError once the worker is lost or refuses."""
 
-    def __init__(self, peer: Peer, address: str, log: Log) -> None:
+    def __init__(self, peer: Peer, address: str, log: Log, features: FeatureRelay, states: str) -> None:
+        """states: of the target, that its verdicts shall carry to `features`; empty: none."""
         self.address = address
         self._peer = peer
         self._log = log
+        self._features = features
+        self._states = states
         self._epoch = 0
         self._prompt_logprobs: list[wire.SealedPromptLogprobs] = []
 
     async def open(self, opening: TargetOpening) -> Timed:
         """The first token after the opening's committed ids; logprobs of the whole prompt with it, if asked for."""
         self._epoch = opening.epoch
+        opening = self._features.target_opens(opening, self._states)
         timed = await self._ask(lambda missing: wire.target_open(opening))
         if opening.prompt_logprobs is None:
             return timed
@@ -126,9 +140,10 @@ class TargetLink:
     async def _ask(self, message: Callable[[tuple[int, ...]], Any]) -> Timed:
         started = time.perf_counter()
         missing: tuple[int, ...] = ()
+        features_start = self._features.wanted_from(self._log.length)
         for _ in range(MAX_RESENDS):
             self._peer.num_outstanding = 1
-            await self._peer.send(message(missing))
+            await self._peer.send(wire.features_from(message(missing), features_start))
             try:
                 verdict = await self._verdict()
                 return Timed(verdict, 1000 * (time.perf_counter() - started), target=self.address)
@@ -143,14 +158,21 @@ class TargetLink:
     async def _verdict(self) -> Verdict:
         """The next one for the log as it stands; older ones are no-ops."""
         expected = self._log.header(self._epoch)
+        features: list[FeatureRows] = []
         while True:
             message = await self._peer.receive()
             if isinstance(message, wire.Lagging):
                 raise _Lags(message.header)
             if isinstance(message, wire.SealedPromptLogprobs):
                 self._prompt_logprobs.append(message)
-            if isinstance(message, Verdict) and message.header == expected and message.committed_ids:
-                return message
+            if isinstance(message, FeatureRows):
+                features.append(message)
+            if isinstance(message, Verdict):
+                if message.header == expected and message.committed_ids:
+                    end = expected.base_length + len(message.committed_ids) - 1
+                    self._features.received([*features, message.features], end)
+                    return message
+                features.clear()
 
     def _lost(self, what: str) -> OutriderError:
         return Aborted(f"target worker {self.address} {what}", reason="SESSION_LOST", retry_delay_s=0.5)
@@ -168,9 +190,12 @@ class DraftLate(Exception):
 class DraftLink:
     """A session on a draft worker. Every method raises OutriderError once the worker is lost or refuses."""
 
-    def __init__(self, peer: Peer, address: str, log: Log, counts: AheadCounts | None = None) -> None:
-        """counts: of the stream; what is drafted ahead is counted there."""
+    def __init__(
+        self, peer: Peer, address: str, log: Log, features: FeatureFeed, counts: AheadCounts | None = None
+    ) -> None:
+        """features: what the target tells the worker's drafters. counts: of the stream, of what is drafted ahead."""
         self.address = address
+        self.features = features
         self.ahead_counts = counts or AheadCounts()
         self.branches = BranchStore(self.ahead_counts)
         self.last_build_ms = 0.0
@@ -200,7 +225,7 @@ class DraftLink:
 
     async def open(self, opening: DraftOpening) -> None:
         """Sends the opening; `wait_opened` or the first proposal tells how it went."""
-        self._opening = opening
+        self._opening = opening = self.features.opens(opening)
         self._context_length = None
         self._awaited.clear()
         self._covered.clear()
@@ -257,7 +282,12 @@ class DraftLink:
         dropped, self._num_dropped = self._num_dropped, 0
         return dropped
 
+    def lacks_features(self) -> str:
+        """Why its drafters, which read the target's states, cannot be asked now; empty: they can."""
+        return self.features.why_not(self._log.length)
+
     def close(self) -> None:
+        self.features.close()
         self._peer.close()
 
     async def _advance(self, num_draft_tokens: int, drafter: str, tree_width: int, ahead: AheadWish) -> Header:
@@ -268,10 +298,13 @@ class DraftLink:
                 dataclasses.replace(self._opening, epoch=self._opening.epoch + 1, committed_ids=committed_ids)
             )
         # before the await: a write that is cut short by the wait limit may still have gone out
-        header, message = self._next_advance(num_draft_tokens, drafter, tree_width, ahead)
+        before, features = self.features.take()
+        header, message = self._next_advance(num_draft_tokens, drafter, tree_width, ahead, features=features)
         self._awaited.append(header)
         self._asked_at = time.perf_counter()
         self._count_outstanding()
+        for part in before:
+            await self._peer.send(part)
         await self._peer.send(message)
         return header
 
@@ -282,6 +315,7 @@ class DraftLink:
         tree_width: int = 0,
         ahead: AheadWish = NOTHING_AHEAD,
         has_proposal: bool = False,
+        features: FeatureRows = NO_FEATURES,
     ) -> tuple[Header, Any]:
         """The message that brings the worker to the log as it stands; it is to be sent."""
         assert self._opening is not None
@@ -290,7 +324,7 @@ class DraftLink:
         self._sent_length = header.base_length
         self._max_ahead_tokens = max(self._max_ahead_tokens, ahead.num_draft_tokens)
         return header, wire.draft_advance(
-            header, since, num_draft_tokens, drafter, tree_width, ahead=ahead, has_proposal=has_proposal
+            header, since, num_draft_tokens, drafter, tree_width, features, ahead=ahead, has_proposal=has_proposal
         )
 
     async def _answer(self, expected: Header, drafter: str) -> wire.SealedProposal | None:
@@ -301,6 +335,7 @@ class DraftLink:
                 self._awaited.clear()
                 self._count_cancelled(message)
                 self._count_outstanding()
+                self.features.has(message.features_end)
                 return message.proposal
             self._take(message)
             if isinstance(message, wire.Lagging):
@@ -317,6 +352,7 @@ class DraftLink:
         if isinstance(message, wire.Opened):
             self._context_length = message.context_length
         elif isinstance(message, wire.Proposed):
+            self.features.has(message.features_end)
             self._count_cancelled(message)
             if message.header in self._covered:
                 self._covered.remove(message.header)

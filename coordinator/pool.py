@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.directory import WorkerDirectory
+from coordinator.features import FeatureFeed
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.costs import Median
 from coordinator.gamma.fixed import FixedGamma
@@ -57,15 +58,20 @@ class SessionPool:
         worker = self._directory.pick_target(request.model, request.model_fingerprint, avoid, request.drafter)
         call = wire.target_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
-        return self._enlist(TargetLink(peer, worker.address, stream.log), worker)
+        states = self._directory.wanted_features(request.model, worker, request.drafter)
+        states = states if request.max_draft_tokens else ""
+        return self._enlist(TargetLink(peer, worker.address, stream.log, stream.features, states), worker)
 
     def connect_draft(self, stream: Stream) -> DraftLink | None:
-        worker = self._directory.pick_draft(stream.request.model, stream.request.drafter)
-        if worker is None:
+        request = stream.request
+        worker = self._directory.pick_draft(request.model, request.drafter)
+        if worker is None or worker.description is None:
             return None
         call = wire.draft_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_draft, worker, wire.DRAFT_HEARTBEAT)
-        return self._enlist(DraftLink(peer, worker.address, stream.log, stream.statistics.ahead), worker)
+        states = next(iter(worker.description.drafter_features.values()), "")
+        feed = FeatureFeed(stream.features, peer, states, request.model_fingerprint)
+        return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead), worker)
 
     def disconnect(self, link: TargetLink | DraftLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
@@ -77,7 +83,9 @@ class SessionPool:
             worker.suspect()
 
     def draft_candidates(self, link: DraftLink) -> tuple[Candidate, ...]:
-        return draft_candidates(self._sessions[link].description)
+        description = self._sessions[link].description
+        reads = description.drafter_features if description is not None else {}
+        return tuple(c for c in draft_candidates(description) if link.features.comes or not reads.get(c.name))
 
     def target_candidates(self, link: TargetLink) -> tuple[Candidate, ...]:
         return tuple(target_candidates(self._sessions[link].description))

@@ -81,6 +81,7 @@ class StreamStatistics:
     num_dropped_proposals: int = 0
     num_draft_failures: int = 0
     num_proposal_bytes: int = 0
+    num_feature_bytes: int = 0
     _origins: Counter[Origin] = field(default_factory=Counter)
     _accepted: Counter[int] = field(default_factory=Counter)
     _gamma: Counter[int] = field(default_factory=Counter)
@@ -129,6 +130,7 @@ class StreamStatistics:
             num_draft_failures=self.num_draft_failures,
             drafters=tuple(self._drafters),
             num_proposal_bytes=self.num_proposal_bytes,
+            num_feature_bytes=self.num_feature_bytes,
             num_plain_tokens=self._origins[Origin.PLAIN],
             num_correction_tokens=self._origins[Origin.CORRECTION],
             num_bonus_tokens=self._origins[Origin.BONUS],

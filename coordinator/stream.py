@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from typing import Any
 
+from coordinator.features import FeatureRelay
 from coordinator.log import Log
 from coordinator.request import ResolvedRequest
 from coordinator.statistics import NOBODY, Drafting, StreamStatistics
@@ -30,6 +31,7 @@ class Stream:
         self.sampling = dataclasses.replace(request.sampling, choice=request.sampling.choice + choice)
         self.log = Log(request.prompt_ids, request.prompt_hash)
         self.statistics = StreamStatistics()
+        self.features = FeatureRelay()
         self.finish = Finish.NONE
         self.matched_stop: int | str | None = None
         self._text = OutputText(
@@ -81,6 +83,7 @@ class Stream:
     def complete(self, total_ms: float) -> Complete:
         """The last event; usage counts resumed tokens too."""
         assert self.finished
+        self.statistics.num_feature_bytes = self.features.num_bytes
         usage = Usage(len(self.log.prompt_ids), len(self.log.output_ids), self.statistics.num_cached_tokens)
         return Complete(
             index=self.choice,

@@ -33,7 +33,10 @@ class ToyHead:
     feature_width = len(STATES) * HIDDEN_SIZE
 
     def __init__(self, target: ToyModel, table: ToyModel) -> None:
+        import torch  # here, where nobody waits: it takes a second
+
         self.target, self.table = target, table
+        self._tensor = torch.from_numpy
 
     def new_context(self) -> ToyContext:
         """For one session."""
@@ -41,9 +44,7 @@ class ToyHead:
 
     def row(self, ids: list[int]) -> torch.Tensor:
         """float32[V]: the guess after these ids."""
-        import torch
-
-        return torch.from_numpy(self.table.logits_for(ids))
+        return self._tensor(self.table.logits_for(ids))
 
 
 class ToyContext:

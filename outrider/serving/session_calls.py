@@ -285,6 +285,13 @@ def target_decode(
     )
 
 
+def features_from(question: Any, start: int | None) -> Any:
+    """A question for verdicts, of which the first is to carry features from `start` on; None: those not sent yet."""
+    if start is not None:
+        getattr(question, question.WhichOneof("message")).features_start = start
+    return question
+
+
 def target_stop() -> Any:
     """Ends a running `decode` with the token in flight."""
     return target_pb2.TargetServiceSessionRequest(stop=target_pb2.TargetStop())
