@@ -25,6 +25,7 @@ from outrider.sampling.noise import Noise
 from outrider.sampling.params import SamplingParams, StoppingParams
 
 _TOP_P_FIRST_TRY = 1024
+_DRAW_BLOCK = 256
 
 
 class Support(NamedTuple):
@@ -122,8 +123,23 @@ def draw(probabilities: np.ndarray, u: float) -> int:
 
     `probabilities` float64[V] need not sum to 1, but must have mass. An id with probability 0 is never returned.
     """
-    cumulative = np.cumsum(probabilities)
-    # u * total rounds to less than total for every u <= 1 - 2**-53, so the index is always in range.
+    num_whole = len(probabilities) - len(probabilities) % _DRAW_BLOCK
+    if num_whole < 2 * _DRAW_BLOCK:
+        return _first_beyond(np.cumsum(probabilities), u)
+    # A running sum waits for itself at every id: over blocks first, then within one, takes a tenth of the time.
+    masses = probabilities[:num_whole].reshape(-1, _DRAW_BLOCK).sum(axis=1)
+    bounds = np.cumsum(np.append(masses, probabilities[num_whole:].sum()))
+    block = _first_beyond(bounds, u)
+    start = block * _DRAW_BLOCK
+    within = probabilities[start : start + _DRAW_BLOCK]
+    left = u * bounds[-1] - (bounds[block - 1] if block else 0.0)
+    index = int(np.searchsorted(np.cumsum(within), left, side="right"))
+    # The block's own running sum may round to less than what its place among the blocks leaves.
+    return start + (index if index < len(within) else int(np.flatnonzero(within)[-1]))
+
+
+def _first_beyond(cumulative: np.ndarray, u: float) -> int:
+    """u * total rounds to less than total for every u <= 1 - 2**-53, so the index is always in range."""
     return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
 
 

@@ -229,6 +229,36 @@ def test_draw_never_returns_an_impossible_id(probabilities: list[float]) -> None
         assert p[draw(p, u)] > 0
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocab_size=st.sampled_from([511, 512, 513, 700, 1024, 5000]),
+    share=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    u=st.one_of(st.sampled_from([0.0, 0.5, 1 - 2**-53]), st.floats(0, 1, exclude_max=True)),
+)
+def test_draw_over_a_large_vocabulary_is_the_inverse_of_the_exact_sum(seed, vocab_size, share, u) -> None:
+    rng = np.random.default_rng(seed)
+    p = np.exp(rng.normal(size=vocab_size) * 4) * (rng.random(vocab_size) < share)
+    p[rng.integers(vocab_size)] = 1.0
+    drawn = draw(p, u)
+    before, total = math.fsum(p[:drawn]), math.fsum(p)
+    assert p[drawn] > 0
+    assert before <= u * total + 1e-12 * total
+    assert u * total < before + p[drawn] + 1e-12 * total
+
+
+def test_draw_over_a_large_vocabulary_reaches_every_id() -> None:
+    """Each id of equal mass takes its own part of [0, 1), at the seams between blocks too."""
+    size = 1024
+    assert [draw(np.ones(size), (i + 0.5) / size) for i in range(size)] == list(range(size))
+    assert [draw(np.ones(size), i / size) for i in range(size)] == list(range(size))
+    one = np.zeros(size)
+    for token_id in (0, 255, 256, 511, 1023):
+        one[:] = 0.0
+        one[token_id] = 1e-300
+        assert {draw(one, u) for u in (0.0, 0.3, 1 - 2**-53)} == {token_id}
+
+
 def test_raw_logprobs_are_those_of_the_softmax() -> None:
     row = np.array([0.0, 2.0, -np.inf, 2.0, 1.0], dtype=np.float32)
     with np.errstate(divide="ignore"):
