@@ -65,8 +65,8 @@ class LocalMemory:
 
     def chances(self, stream: Stream) -> Chances:
         """Greedy text is copied more surely than sampled text."""
-        key = (stream.request.model, stream.sampling.greedy)
-        return self._chances.setdefault(key, Chances(decay=0.998))
+        model, greedy = stream.request.model, stream.sampling.greedy
+        return self._chances.setdefault((model, greedy), Chances(decay=0.998, greedy=greedy))
 
 
 class LocalDrafts:

@@ -16,14 +16,16 @@ class Chances:
     drafted for it.
     """
 
-    def __init__(self, *, decay: float = 0.97, prior: Chances | None = None) -> None:
+    def __init__(self, *, decay: float = 0.97, prior: Chances | None = None, greedy: bool = False) -> None:
+        """greedy: of texts that are, which decides what is assumed; a prior knows that by itself."""
+        self._greedy = greedy
         self._decay = decay
         self._prior = prior
         self._seen: dict[Evidence, tuple[float, float]] = {}
 
     def chance(self, evidence: Evidence) -> float:
         """Leans on `prior`, and that on what is assumed of such evidence, where little was seen."""
-        lean = evidence.prior_chance() if self._prior is None else self._prior.chance(evidence)
+        lean = evidence.prior_chance(self._greedy) if self._prior is None else self._prior.chance(evidence)
         right, seen = self._seen.get(evidence, (0.0, 0.0))
         return (right + PRIOR_WEIGHT * lean) / (seen + PRIOR_WEIGHT)
 

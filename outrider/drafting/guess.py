@@ -21,8 +21,10 @@ OWN, PAST = "own", "past"
 MAX_MATCH_TOKENS = 32
 """A longer match says no more."""
 _LENGTH_CLASSES = (1, 2, 3, 4, 5, 7, 10, 16)
-_LENGTH_PRIORS = (0.1, 0.25, 0.45, 0.6, 0.7, 0.8, 0.88, 0.93)
-"""Chance of acceptance that is assumed of a match of at least so many tokens, until it was measured."""
+_SAMPLED_PRIORS = (0.1, 0.25, 0.45, 0.6, 0.7, 0.8, 0.88, 0.93)
+_GREEDY_PRIORS = (0.3, 0.5, 0.65, 0.75, 0.82, 0.85, 0.92, 0.97)
+"""Chance of acceptance that is assumed of a match of at least so many tokens, until it was measured. A greedy text
+repeats itself, and its prompt, more surely."""
 _SHARE_PRIORS = (0.5, 0.75, 1.0, 1.05)
 
 
@@ -37,10 +39,11 @@ class Evidence(NamedTuple):
     length: int
     agreement: int
 
-    def prior_chance(self) -> float:
+    def prior_chance(self, greedy: bool = False) -> float:
         """Of acceptance, before anything was measured."""
         index = bisect_right(_LENGTH_CLASSES, max(1, self.length)) - 1
-        return min(0.97, _LENGTH_PRIORS[index] * _SHARE_PRIORS[self.agreement])
+        prior = (_GREEDY_PRIORS if greedy else _SAMPLED_PRIORS)[index]
+        return min(0.97, prior * _SHARE_PRIORS[self.agreement])
 
 
 def evidence(source: str, num_matching: int, num_votes: int, num_places: int) -> Evidence:

@@ -155,6 +155,15 @@ def test_chances_follow_what_was_right_and_begin_with_what_others_saw() -> None:
     assert Chances(prior=shared).chance(Evidence("past", 16, 3)) > 0.8, "other evidence is untouched"
 
 
+def test_a_greedy_text_is_expected_to_repeat_itself_more_surely() -> None:
+    memory = LocalMemory(SETTINGS)
+    greedy, sampled = (memory.chances(stream(sampling=s)) for s in (GREEDY, SamplingParams()))
+    for length in (1, 2, 3, 4, 5, 7, 10, 16):
+        unsure = Evidence("own", length, 2)
+        assert Chances(prior=greedy).chance(unsure) == pytest.approx(unsure.prior_chance(greedy=True))
+        assert Chances(prior=greedy).chance(unsure) > Chances(prior=sampled).chance(unsure)
+
+
 def test_a_chance_is_right_on_average() -> None:
     rng, chances = random.Random(1), Chances(decay=0.99)
     for _ in range(2000):
@@ -169,9 +178,9 @@ def test_guesses_are_judged_by_what_was_committed_up_to_the_first_miss() -> None
     of.log.append((3, 9, 8))
     drafts.committed()
     chances = memory.chances(of)
-    assert chances.chance(guess.evidence[0]) > guess.evidence[0].prior_chance()
-    assert chances.chance(guess.evidence[1]) < guess.evidence[1].prior_chance()
-    assert chances.chance(guess.evidence[2]) == pytest.approx(guess.evidence[2].prior_chance())
+    assert chances.chance(guess.evidence[0]) > guess.evidence[0].prior_chance(greedy=True)
+    assert chances.chance(guess.evidence[1]) < guess.evidence[1].prior_chance(greedy=True)
+    assert chances.chance(guess.evidence[2]) == pytest.approx(guess.evidence[2].prior_chance(greedy=True))
 
 
 def test_guesses_are_judged_by_rows_past_a_rejection_too() -> None:
@@ -186,7 +195,7 @@ def test_guesses_are_judged_by_rows_past_a_rejection_too() -> None:
     drafts.committed((3, 4, 8), verdict)
     chances = memory.chances(of)
     assert guess.token_ids == (3, 4, 8, 1)
-    moved = [chances.chance(e) - e.prior_chance() for e in guess.evidence]
+    moved = [chances.chance(e) - e.prior_chance(greedy=True) for e in guess.evidence]
     assert moved[0] > 0 > moved[1]
     assert 0 < moved[2] < moved[0], "right, on a path that was not taken"
     assert moved[3] < 0, "after the last draft the target would have said 7"
