@@ -90,7 +90,7 @@ class AdaptiveGamma:
         return best.choice(self._reason(best), min(num_tokens, max_credit_tokens))
 
     def interrupts(self, guesses: tuple[Guess, ...]) -> bool:
-        if not self._shared.costs.plain:
+        if not self._knows_passes:
             return False
         chosen = self._chosen
         run = chosen if chosen is not None and chosen.is_run else self._objective.plain(MIN_RUN_TOKENS)
@@ -145,7 +145,13 @@ class AdaptiveGamma:
         for plan in plans:
             if plan.candidate is not None and not costs.knows(plan.candidate):
                 return plan
-        return None if costs.plain or costs.verify.is_told else plans[0]
+        return None if self._knows_passes else plans[0]
+
+    @property
+    def _knows_passes(self) -> bool:
+        """Whether anybody has measured what a pass of the target takes: a run of it by itself, or its worker."""
+        costs = self._shared.costs
+        return bool(costs.plain) or costs.verify.is_told
 
     def _take(self, plan: Plan, reason: str, max_credit_tokens: int) -> Choice:
         """A short try: what its plan holds."""

@@ -9,9 +9,11 @@ import random
 import pytest
 from loop_law import warm_policy
 
+from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.chances import Chances
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import Candidate, Choice, RoundReport
+from coordinator.gamma.shared import PairEstimates
 from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.request import ResolvedRequest
 from coordinator.statistics import Drafting
@@ -221,6 +223,21 @@ def test_the_better_of_model_and_guess_is_chosen_by_tokens_per_ms() -> None:
     assert policy.interrupts((guess_of(0.95),))
     assert not policy.interrupts((guess_of(0.0),))
     assert not policy.interrupts(())
+
+
+def test_a_guess_ends_a_run_of_a_head_though_plain_decoding_was_never_measured() -> None:
+    """As with users who never ask for plain text: what the target's worker has told of its passes is enough."""
+    head = Candidate("eagle3", on_target=True)
+    shared = PairEstimates()
+    policy = AdaptiveGamma(shared, 8)
+    assert not policy.interrupts((guess_of(0.95),)), "nothing is known of any cost"
+    shared.costs.verify.tell(10.0, 0.5)
+    shared.costs.draft(head).work.tell(0.5, 0.5)
+    choice = policy.choose(8, 64, (head,), (guess_of(0.0),))
+    assert choice.candidate == head
+    assert choice.is_run
+    assert policy.interrupts((guess_of(0.95),))
+    assert not policy.interrupts((guess_of(0.05),))
 
 
 def test_rows_that_cost_are_not_spent_on_a_doubtful_guess() -> None:
