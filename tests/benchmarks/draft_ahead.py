@@ -143,7 +143,7 @@ def row(value: float, bar: float) -> dict[str, Any]:
     return {"value": round(value, 3), "bar": bar, "reached": bool(value >= bar)}
 
 
-async def rows(
+async def figures(
     *, num_streams: int = 3, num_tokens: int = 192, rules: Sequence[str] = (COUPLED, BLOCK)
 ) -> dict[str, Any]:
     """Figures by row, each with its bar; ratios of rates within one run."""
@@ -189,4 +189,4 @@ def _tell(rule: str, settings: Sequence[Setting]) -> None:
 
 
 if __name__ == "__main__":
-    print_json(asyncio.run(rows()))
+    print_json(asyncio.run(figures()))
