@@ -345,7 +345,8 @@ class TargetDrafter:
     any. agreement: share of a text of the target's own in which its likeliest next token was the target's; None: not
     probed. n drafts take about first_draft_ms + (n - 1) * next_draft_ms. warning: of the probe; empty: none.
     draws_trees: it draws trees as well, no deeper than its longest chain. rank_agreement: as `agreement`, of its first,
-    second, ... guess at a place; empty: not probed.
+    second, ... guess at a place, whatever its depth; depth_agreement: of its first guess after none, one, ... of its
+    own that were right. Empty: not probed.
     """
 
     name: str
@@ -361,6 +362,7 @@ class TargetDrafter:
     warning: str = ""
     draws_trees: bool = False
     rank_agreement: tuple[float, ...] = ()
+    depth_agreement: tuple[float, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

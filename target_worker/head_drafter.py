@@ -45,6 +45,7 @@ class HeldHead:
             num_parameters=head.num_parameters,
             weight_bytes=head.num_parameters * dtype.itemsize,
             max_draft_tokens=head.num_heads if isinstance(head, MedusaHead) else 0,
+            draws_trees=True,
         )
 
     @property
@@ -59,6 +60,8 @@ class HeldHead:
         self.description = dataclasses.replace(
             self.description,
             agreement=report.agreement[0],
+            depth_agreement=report.agreement,
+            rank_agreement=report.rank_agreement,
             num_probe_tokens=report.num_guesses[0],
             warning=report.warning,
         )

@@ -30,8 +30,10 @@ class Acceptance:
     by level, the same factor on the odds of all positions.
     """
 
-    def __init__(self, *, decay: float = 0.98, prior: Acceptance | None = None, start: float = PRIOR_HAZARD) -> None:
-        """decay: of what was seen, with each round. start: assumed without a prior."""
+    def __init__(
+        self, *, decay: float = 0.98, prior: Acceptance | None = None, start: Sequence[float] = (PRIOR_HAZARD,)
+    ) -> None:
+        """decay: of what was seen, with each round. start: assumed without a prior, of the first positions."""
         self._decay = decay
         self._prior = prior
         self._start = start
@@ -97,10 +99,12 @@ class Acceptance:
         lean_weight = LEAN_WEIGHT * self._unit
         num_seen = len(self._passed)
         usual: list[float] = []
-        lean = self._start
+        lean = PRIOR_HAZARD
         for i in range(num_positions):
             if prior is not None:
                 lean = prior[i]
+            elif i < len(self._start):
+                lean = self._start[i]
             if i < num_seen:
                 lean = (self._passed[i] + lean_weight * lean) / (self._reached[i] + lean_weight)
             usual.append(lean)

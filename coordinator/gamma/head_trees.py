@@ -55,7 +55,12 @@ def best_shape(chance: Chance, cost: RoundCost, *, max_nodes: int, max_depth: in
     otherwise one more guess at the first place is the least, so that second guesses are judged at all."""
     plan = shape(chance, cost, max_nodes=max_nodes, max_depth=max_depth, max_width=MAX_WIDTH)
     parents = plan.parents or (tree.PREFIX,)
-    if is_chain or max_nodes < 2 or not tree.is_chain(parents):
+    return parents if is_chain else widened(parents, max_nodes)
+
+
+def widened(parents: tuple[int, ...], max_nodes: int) -> tuple[int, ...]:
+    """The same; where it is a chain with a second guess at its first place, if there is room for that."""
+    if max_nodes < 2 or not tree.is_chain(parents):
         return parents
     return (*parents[: max_nodes - 1], tree.PREFIX)
 

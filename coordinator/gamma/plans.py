@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from coordinator.gamma.acceptance import Acceptance
 from coordinator.gamma.ahead import HitRate, ahead_of
 from coordinator.gamma.costs import RoundCosts
-from coordinator.gamma.head_trees import MAX_DEPTH, Chance, best_shape, chances, expected_accepted
+from coordinator.gamma.head_trees import MAX_DEPTH, MAX_WIDTH, Chance, best_shape, chances, expected_accepted, widened
 from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
 from outrider.drafting.guess_tree import GuessTree, best_part, merged
 from outrider.drafting.tree import depths
-from outrider.drafting.tree_plan import RoundCost
+from outrider.drafting.tree_plan import RoundCost, shape_of_size
 from outrider.serving.messages import NOTHING_AHEAD, AheadWish
 
 PLAIN_PROBE_TOKENS = 4
@@ -151,11 +151,12 @@ class Objective:
         return _best(self._round(candidate, gamma, expected[gamma]) for gamma in gammas)
 
     def fixed_shape(self, candidate: Candidate, num_draft_tokens: int) -> tuple[int, ...]:
-        """Of the tree of so many nodes that commits most per ms, though each may cost as much as it likes."""
+        """Of the tree of so many nodes that commits most per ms, no chain where there are two or more."""
         cost = RoundCost(verify_ms=self._costs.verify_ms(0), row_ms=0.0, level_ms=self._level_ms(candidate))
         depth = self._max_depth(candidate, num_draft_tokens)
         chance = self._chance(candidate, depth)
-        return best_shape(chance, cost, max_nodes=num_draft_tokens, max_depth=depth, is_chain=False)
+        shape = shape_of_size(chance, cost, num_draft_tokens, max_depth=depth, max_width=MAX_WIDTH)
+        return widened(shape, num_draft_tokens)
 
     def observe_tree(self, report: RoundReport, candidate: Candidate) -> None:
         """A round over a tree that was drawn inside the target. To be told before what else it teaches."""

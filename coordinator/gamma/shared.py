@@ -22,7 +22,7 @@ class PairEstimates:
     def __init__(self, costs: RoundCosts | None = None) -> None:
         self.costs = costs or RoundCosts()
         self._priors: dict[str, Acceptance] = {}
-        self._starts: dict[str, float] = {}
+        self._starts: dict[str, Sequence[float]] = {}
         self._siblings: dict[str, Siblings] = {}
         self._gains: dict[str, Gain] = {}
         self._hit_rates: dict[str, HitRate] = {}
@@ -31,7 +31,7 @@ class PairEstimates:
         """Of every stream of the scope, with this drafter and the model behind it."""
         name = candidate.learnt_as
         if name not in self._priors:
-            self._priors[name] = Acceptance(decay=0.995, start=self._starts.get(name, PRIOR_HAZARD))
+            self._priors[name] = Acceptance(decay=0.995, start=self._starts.get(name, (PRIOR_HAZARD,)))
         return self._priors[name]
 
     def siblings(self, candidate: Candidate) -> Siblings:
@@ -46,9 +46,9 @@ class PairEstimates:
         """Of trees of a drafter inside the target over their shapes, over every stream of the scope."""
         return self._gains.setdefault(candidate.learnt_as, Gain())
 
-    def expect(self, candidate: Candidate, chance: float) -> None:
-        """A first estimate for a drafter that nobody of the scope has used."""
-        self._starts.setdefault(candidate.learnt_as, chance)
+    def expect(self, candidate: Candidate, chances: Sequence[float]) -> None:
+        """First estimates for a drafter that nobody of the scope has used, by position."""
+        self._starts.setdefault(candidate.learnt_as, chances)
 
     def expect_siblings(self, candidate: Candidate, chances: Sequence[float]) -> None:
         """The same of its second, third, ... guesses at a place, each given that those before are wrong."""

@@ -15,6 +15,7 @@ from outrider.serving.worker_calls import TARGET, WorkerDescription
 TREE, CHAIN = "tree", "model"
 """A draft worker's tree drafter draws the chain that its model drafter would, with more guesses beside each token."""
 MAX_TREE_WIDTH = 4
+MIN_CHANCE = 0.02
 MIN_PASSES = 8
 """A line through fewer passes says little."""
 
@@ -61,7 +62,7 @@ def tell(shared: PairEstimates, description: WorkerDescription, *, num_context_t
             for drawn in (candidate, _trees_of(drafter)) if drafter.draws_trees else (candidate,):
                 shared.costs.draft(drawn).work.tell(base_ms, drafter.next_draft_ms)
         if drafter.agreement is not None:
-            shared.expect(candidate, drafter.agreement)
+            shared.expect(candidate, drafter.depth_agreement or (drafter.agreement,))
         shared.expect_siblings(candidate, _given_the_others_are_wrong(drafter.rank_agreement))
 
 
@@ -91,10 +92,11 @@ def _trees_of(drafter: TargetDrafter) -> Candidate:
 
 
 def _given_the_others_are_wrong(shares: Sequence[float]) -> list[float]:
-    """Of shares of the first, second, ... guess: each but the first over what those before it leave."""
+    """Of shares of the first, second, ... guess: each but the first over what those before it leave, and not less than
+    a probe of some hundred tokens can tell."""
     left, found = 1.0, []
     for share in shares:
-        found.append(min(1.0, share / left) if left > 0 else 0.0)
+        found.append(min(1.0, max(MIN_CHANCE, share / left if left > 0 else 0.0)))
         left -= share
     return found[1:]
 

@@ -90,6 +90,19 @@ def shape(acceptance: Acceptance, cost: RoundCost, *, max_nodes: int, max_depth:
     return best
 
 
+def shape_of_size(
+    acceptance: Acceptance, cost: RoundCost, num_nodes: int, *, max_depth: int, max_width: int = 16
+) -> tuple[int, ...]:
+    """Parents of the best shape of so many nodes, as deep as it pays; fewer where depth and width allow no more."""
+    best: tuple[float, tuple[int, ...]] = (-1.0, ())
+    for deepest in range(1, max_depth + 1):
+        parents, chances = _likeliest_paths(acceptance, num_nodes, deepest, max_width)
+        rate = (1.0 + sum(chances)) / max(cost.ms(len(parents), max(tree.depths(parents))), 1e-12)
+        if len(parents) > len(best[1]) or (len(parents) == len(best[1]) and rate > best[0]):
+            best = (rate, tuple(parents))
+    return best[1]
+
+
 def _likeliest_paths(
     acceptance: Acceptance, max_nodes: int, max_depth: int, max_width: int
 ) -> tuple[list[int], list[float]]:

@@ -106,5 +106,5 @@ def target_drafter_to_pb(drafter: TargetDrafter) -> worker_pb2.TargetDrafter:
 
 def target_drafter_from_pb(message: worker_pb2.TargetDrafter) -> TargetDrafter:
     fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(TargetDrafter)}
-    fields["rank_agreement"] = tuple(message.rank_agreement)
+    fields |= {name: tuple(fields[name]) for name in ("rank_agreement", "depth_agreement")}
     return TargetDrafter(**{**fields, "agreement": message.agreement if message.HasField("agreement") else None})

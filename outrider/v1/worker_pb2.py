@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/worker.proto\x12\x0boutrider.v1\"2\n\x15\x44\x65scribeWorkerRequest\x12\x19\n\x11without_tokenizer\x18\x01 \x01(\x08\"\x9f\t\n\x16\x44\x65scribeWorkerResponse\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x05 \x01(\x0c\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12N\n\x0especial_tokens\x18\x07 \x03(\x0b\x32\x36.outrider.v1.DescribeWorkerResponse.SpecialTokensEntry\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\t \x01(\rH\x00\x88\x01\x01\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x0b \x01(\r\x12<\n\x13generation_defaults\x18\x0c \x01(\x0b\x32\x1f.outrider.v1.GenerationDefaults\x12-\n\x08\x63\x61pacity\x18\r \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\x12\x10\n\x08\x64rafters\x18\x0e \x03(\t\x12\x43\n\x08versions\x18\x0f \x03(\x0b\x32\x31.outrider.v1.DescribeWorkerResponse.VersionsEntry\x12\x1c\n\x14numerics_fingerprint\x18\x10 \x01(\t\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x14\n\x0cweight_bytes\x18\x12 \x01(\x04\x12\x13\n\x0bincarnation\x18\x13 \x01(\t\x12\x11\n\tsimulated\x18\x14 \x01(\x08\x12(\n\x07timings\x18\x15 \x03(\x0b\x32\x17.outrider.v1.PassTiming\x12\'\n\x08numerics\x18\x16 \x01(\x0b\x32\x15.outrider.v1.Numerics\x12\x32\n\x0e\x63\x61\x63he_counters\x18\x17 \x01(\x0b\x32\x1a.outrider.v1.CacheCounters\x12\x33\n\x0ftarget_drafters\x18\x18 \x03(\x0b\x32\x1a.outrider.v1.TargetDrafter\x12\x10\n\x08\x66\x65\x61tures\x18\x19 \x01(\t\x12R\n\x10\x64rafter_features\x18\x1a \x03(\x0b\x32\x38.outrider.v1.DescribeWorkerResponse.DrafterFeaturesEntry\x12\x1b\n\x13target_fingerprints\x18\x1b \x03(\t\x12\x1a\n\x12max_ahead_branches\x18\x1c \x01(\r\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14\x44rafterFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0f\n\r_bos_token_id\"\xb0\x02\n\rTargetDrafter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x05 \x01(\x04\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\x12\x16\n\tagreement\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10num_probe_tokens\x18\x08 \x01(\r\x12\x16\n\x0e\x66irst_draft_ms\x18\t \x01(\x01\x12\x15\n\rnext_draft_ms\x18\n \x01(\x01\x12\x0f\n\x07warning\x18\x0b \x01(\t\x12\x13\n\x0b\x64raws_trees\x18\x0c \x01(\x08\x12\x16\n\x0erank_agreement\x18\r \x03(\x01\x42\x0c\n\n_agreement\"\xe9\x01\n\x08Numerics\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x0e\n\x06proven\x18\x02 \x01(\x08\x12\x12\n\nrow_counts\x18\x03 \x03(\r\x12\x15\n\rnum_histories\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x0f\n\x07probe_s\x18\x06 \x01(\x01\x12;\n\x0b\x65nvironment\x18\x07 \x03(\x0b\x32&.outrider.v1.Numerics.EnvironmentEntry\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"z\n\rCacheCounters\x12\x17\n\x0fnum_preemptions\x18\x01 \x01(\x04\x12\x1a\n\x12num_idle_evictions\x18\x02 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_copied_blocks\x18\x04 \x01(\x04\"\xd9\x01\n\nPassTiming\x12\x0f\n\x07prefill\x18\x01 \x01(\x08\x12\x15\n\rmin_sequences\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x0f\n\x07\x62\x61se_ms\x18\x04 \x01(\x01\x12\x12\n\nms_per_row\x18\x05 \x01(\x01\x12\x1c\n\x14ms_per_context_token\x18\x06 \x01(\x01\x12\x11\n\tspread_ms\x18\x07 \x01(\x01\x12\x10\n\x08min_rows\x18\x08 \x01(\r\x12\x10\n\x08max_rows\x18\t \x01(\r\x12\x12\n\nnum_passes\x18\n \x01(\x04\"\xd0\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\xb0\x01\n\x0eWorkerCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\"\xcd\x01\n\x15RegisterWorkerRequest\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"<\n\x16RegisterWorkerResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"U\n\x12RenewWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"\'\n\x13RenewWorkerResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"&\n\x12\x44rainWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse*X\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x01\x12\x16\n\x12WORKER_ROLE_TARGET\x10\x02\x32j\n\rWorkerService\x12Y\n\x0e\x44\x65scribeWorker\x12\".outrider.v1.DescribeWorkerRequest\x1a#.outrider.v1.DescribeWorkerResponse2\x8d\x02\n\x0c\x46leetService\x12Y\n\x0eRegisterWorker\x12\".outrider.v1.RegisterWorkerRequest\x1a#.outrider.v1.RegisterWorkerResponse\x12P\n\x0bRenewWorker\x12\x1f.outrider.v1.RenewWorkerRequest\x1a .outrider.v1.RenewWorkerResponse\x12P\n\x0b\x44rainWorker\x12\x1f.outrider.v1.DrainWorkerRequest\x1a .outrider.v1.DrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/worker.proto\x12\x0boutrider.v1\"2\n\x15\x44\x65scribeWorkerRequest\x12\x19\n\x11without_tokenizer\x18\x01 \x01(\x08\"\x9f\t\n\x16\x44\x65scribeWorkerResponse\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x05 \x01(\x0c\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12N\n\x0especial_tokens\x18\x07 \x03(\x0b\x32\x36.outrider.v1.DescribeWorkerResponse.SpecialTokensEntry\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\t \x01(\rH\x00\x88\x01\x01\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x0b \x01(\r\x12<\n\x13generation_defaults\x18\x0c \x01(\x0b\x32\x1f.outrider.v1.GenerationDefaults\x12-\n\x08\x63\x61pacity\x18\r \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\x12\x10\n\x08\x64rafters\x18\x0e \x03(\t\x12\x43\n\x08versions\x18\x0f \x03(\x0b\x32\x31.outrider.v1.DescribeWorkerResponse.VersionsEntry\x12\x1c\n\x14numerics_fingerprint\x18\x10 \x01(\t\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x14\n\x0cweight_bytes\x18\x12 \x01(\x04\x12\x13\n\x0bincarnation\x18\x13 \x01(\t\x12\x11\n\tsimulated\x18\x14 \x01(\x08\x12(\n\x07timings\x18\x15 \x03(\x0b\x32\x17.outrider.v1.PassTiming\x12\'\n\x08numerics\x18\x16 \x01(\x0b\x32\x15.outrider.v1.Numerics\x12\x32\n\x0e\x63\x61\x63he_counters\x18\x17 \x01(\x0b\x32\x1a.outrider.v1.CacheCounters\x12\x33\n\x0ftarget_drafters\x18\x18 \x03(\x0b\x32\x1a.outrider.v1.TargetDrafter\x12\x10\n\x08\x66\x65\x61tures\x18\x19 \x01(\t\x12R\n\x10\x64rafter_features\x18\x1a \x03(\x0b\x32\x38.outrider.v1.DescribeWorkerResponse.DrafterFeaturesEntry\x12\x1b\n\x13target_fingerprints\x18\x1b \x03(\t\x12\x1a\n\x12max_ahead_branches\x18\x1c \x01(\r\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14\x44rafterFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0f\n\r_bos_token_id\"\xc9\x02\n\rTargetDrafter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x05 \x01(\x04\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\x12\x16\n\tagreement\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10num_probe_tokens\x18\x08 \x01(\r\x12\x16\n\x0e\x66irst_draft_ms\x18\t \x01(\x01\x12\x15\n\rnext_draft_ms\x18\n \x01(\x01\x12\x0f\n\x07warning\x18\x0b \x01(\t\x12\x13\n\x0b\x64raws_trees\x18\x0c \x01(\x08\x12\x16\n\x0erank_agreement\x18\r \x03(\x01\x12\x17\n\x0f\x64\x65pth_agreement\x18\x0e \x03(\x01\x42\x0c\n\n_agreement\"\xe9\x01\n\x08Numerics\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x0e\n\x06proven\x18\x02 \x01(\x08\x12\x12\n\nrow_counts\x18\x03 \x03(\r\x12\x15\n\rnum_histories\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x0f\n\x07probe_s\x18\x06 \x01(\x01\x12;\n\x0b\x65nvironment\x18\x07 \x03(\x0b\x32&.outrider.v1.Numerics.EnvironmentEntry\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"z\n\rCacheCounters\x12\x17\n\x0fnum_preemptions\x18\x01 \x01(\x04\x12\x1a\n\x12num_idle_evictions\x18\x02 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\x04\x12\x19\n\x11num_copied_blocks\x18\x04 \x01(\x04\"\xd9\x01\n\nPassTiming\x12\x0f\n\x07prefill\x18\x01 \x01(\x08\x12\x15\n\rmin_sequences\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x0f\n\x07\x62\x61se_ms\x18\x04 \x01(\x01\x12\x12\n\nms_per_row\x18\x05 \x01(\x01\x12\x1c\n\x14ms_per_context_token\x18\x06 \x01(\x01\x12\x11\n\tspread_ms\x18\x07 \x01(\x01\x12\x10\n\x08min_rows\x18\x08 \x01(\r\x12\x10\n\x08max_rows\x18\t \x01(\r\x12\x12\n\nnum_passes\x18\n \x01(\x04\"\xd0\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\xb0\x01\n\x0eWorkerCapacity\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x14\n\x0cnum_sessions\x18\x04 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x06 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\"\xcd\x01\n\x15RegisterWorkerRequest\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"<\n\x16RegisterWorkerResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"U\n\x12RenewWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12-\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.WorkerCapacity\"\'\n\x13RenewWorkerResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"&\n\x12\x44rainWorkerRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse*X\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x01\x12\x16\n\x12WORKER_ROLE_TARGET\x10\x02\x32j\n\rWorkerService\x12Y\n\x0e\x44\x65scribeWorker\x12\".outrider.v1.DescribeWorkerRequest\x1a#.outrider.v1.DescribeWorkerResponse2\x8d\x02\n\x0c\x46leetService\x12Y\n\x0eRegisterWorker\x12\".outrider.v1.RegisterWorkerRequest\x1a#.outrider.v1.RegisterWorkerResponse\x12P\n\x0bRenewWorker\x12\x1f.outrider.v1.RenewWorkerRequest\x1a .outrider.v1.RenewWorkerResponse\x12P\n\x0b\x44rainWorker\x12\x1f.outrider.v1.DrainWorkerRequest\x1a .outrider.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,8 +39,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEWORKERRESPONSE_DRAFTERFEATURESENTRY']._serialized_options = b'8\001'
   _globals['_NUMERICS_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_NUMERICS_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=3017
-  _globals['_WORKERROLE']._serialized_end=3105
+  _globals['_WORKERROLE']._serialized_start=3042
+  _globals['_WORKERROLE']._serialized_end=3130
   _globals['_DESCRIBEWORKERREQUEST']._serialized_start=41
   _globals['_DESCRIBEWORKERREQUEST']._serialized_end=91
   _globals['_DESCRIBEWORKERRESPONSE']._serialized_start=94
@@ -52,33 +52,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEWORKERRESPONSE_DRAFTERFEATURESENTRY']._serialized_start=1206
   _globals['_DESCRIBEWORKERRESPONSE_DRAFTERFEATURESENTRY']._serialized_end=1260
   _globals['_TARGETDRAFTER']._serialized_start=1280
-  _globals['_TARGETDRAFTER']._serialized_end=1584
-  _globals['_NUMERICS']._serialized_start=1587
-  _globals['_NUMERICS']._serialized_end=1820
-  _globals['_NUMERICS_ENVIRONMENTENTRY']._serialized_start=1770
-  _globals['_NUMERICS_ENVIRONMENTENTRY']._serialized_end=1820
-  _globals['_CACHECOUNTERS']._serialized_start=1822
-  _globals['_CACHECOUNTERS']._serialized_end=1944
-  _globals['_PASSTIMING']._serialized_start=1947
-  _globals['_PASSTIMING']._serialized_end=2164
-  _globals['_GENERATIONDEFAULTS']._serialized_start=2167
-  _globals['_GENERATIONDEFAULTS']._serialized_end=2375
-  _globals['_WORKERCAPACITY']._serialized_start=2378
-  _globals['_WORKERCAPACITY']._serialized_end=2554
-  _globals['_REGISTERWORKERREQUEST']._serialized_start=2557
-  _globals['_REGISTERWORKERREQUEST']._serialized_end=2762
-  _globals['_REGISTERWORKERRESPONSE']._serialized_start=2764
-  _globals['_REGISTERWORKERRESPONSE']._serialized_end=2824
-  _globals['_RENEWWORKERREQUEST']._serialized_start=2826
-  _globals['_RENEWWORKERREQUEST']._serialized_end=2911
-  _globals['_RENEWWORKERRESPONSE']._serialized_start=2913
-  _globals['_RENEWWORKERRESPONSE']._serialized_end=2952
-  _globals['_DRAINWORKERREQUEST']._serialized_start=2954
-  _globals['_DRAINWORKERREQUEST']._serialized_end=2992
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=2994
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=3015
-  _globals['_WORKERSERVICE']._serialized_start=3107
-  _globals['_WORKERSERVICE']._serialized_end=3213
-  _globals['_FLEETSERVICE']._serialized_start=3216
-  _globals['_FLEETSERVICE']._serialized_end=3485
+  _globals['_TARGETDRAFTER']._serialized_end=1609
+  _globals['_NUMERICS']._serialized_start=1612
+  _globals['_NUMERICS']._serialized_end=1845
+  _globals['_NUMERICS_ENVIRONMENTENTRY']._serialized_start=1795
+  _globals['_NUMERICS_ENVIRONMENTENTRY']._serialized_end=1845
+  _globals['_CACHECOUNTERS']._serialized_start=1847
+  _globals['_CACHECOUNTERS']._serialized_end=1969
+  _globals['_PASSTIMING']._serialized_start=1972
+  _globals['_PASSTIMING']._serialized_end=2189
+  _globals['_GENERATIONDEFAULTS']._serialized_start=2192
+  _globals['_GENERATIONDEFAULTS']._serialized_end=2400
+  _globals['_WORKERCAPACITY']._serialized_start=2403
+  _globals['_WORKERCAPACITY']._serialized_end=2579
+  _globals['_REGISTERWORKERREQUEST']._serialized_start=2582
+  _globals['_REGISTERWORKERREQUEST']._serialized_end=2787
+  _globals['_REGISTERWORKERRESPONSE']._serialized_start=2789
+  _globals['_REGISTERWORKERRESPONSE']._serialized_end=2849
+  _globals['_RENEWWORKERREQUEST']._serialized_start=2851
+  _globals['_RENEWWORKERREQUEST']._serialized_end=2936
+  _globals['_RENEWWORKERRESPONSE']._serialized_start=2938
+  _globals['_RENEWWORKERRESPONSE']._serialized_end=2977
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2979
+  _globals['_DRAINWORKERREQUEST']._serialized_end=3017
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=3019
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=3040
+  _globals['_WORKERSERVICE']._serialized_start=3132
+  _globals['_WORKERSERVICE']._serialized_end=3238
+  _globals['_FLEETSERVICE']._serialized_start=3241
+  _globals['_FLEETSERVICE']._serialized_end=3510
 # @@protoc_insertion_point(module_scope)

@@ -104,7 +104,7 @@ class DescribeWorkerResponse(_message.Message):
     def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[CacheCounters, _Mapping]] = ..., target_drafters: _Optional[_Iterable[_Union[TargetDrafter, _Mapping]]] = ..., features: _Optional[str] = ..., drafter_features: _Optional[_Mapping[str, str]] = ..., target_fingerprints: _Optional[_Iterable[str]] = ..., max_ahead_branches: _Optional[int] = ...) -> None: ...
 
 class TargetDrafter(_message.Message):
-    __slots__ = ("name", "kind", "source", "num_parameters", "weight_bytes", "max_draft_tokens", "agreement", "num_probe_tokens", "first_draft_ms", "next_draft_ms", "warning", "draws_trees", "rank_agreement")
+    __slots__ = ("name", "kind", "source", "num_parameters", "weight_bytes", "max_draft_tokens", "agreement", "num_probe_tokens", "first_draft_ms", "next_draft_ms", "warning", "draws_trees", "rank_agreement", "depth_agreement")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class TargetDrafter(_message.Message):
     WARNING_FIELD_NUMBER: _ClassVar[int]
     DRAWS_TREES_FIELD_NUMBER: _ClassVar[int]
     RANK_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     source: str
@@ -131,7 +132,8 @@ class TargetDrafter(_message.Message):
     warning: str
     draws_trees: bool
     rank_agreement: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., source: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., agreement: _Optional[float] = ..., num_probe_tokens: _Optional[int] = ..., first_draft_ms: _Optional[float] = ..., next_draft_ms: _Optional[float] = ..., warning: _Optional[str] = ..., draws_trees: _Optional[bool] = ..., rank_agreement: _Optional[_Iterable[float]] = ...) -> None: ...
+    depth_agreement: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., source: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., agreement: _Optional[float] = ..., num_probe_tokens: _Optional[int] = ..., first_draft_ms: _Optional[float] = ..., next_draft_ms: _Optional[float] = ..., warning: _Optional[str] = ..., draws_trees: _Optional[bool] = ..., rank_agreement: _Optional[_Iterable[float]] = ..., depth_agreement: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Numerics(_message.Message):
     __slots__ = ("mode", "proven", "row_counts", "num_histories", "num_tokens", "probe_s", "environment")

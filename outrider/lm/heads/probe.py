@@ -37,8 +37,11 @@ PROMPTS = (
 )
 """What the target is asked, greedily, for text to measure on."""
 
-Guess = tuple[int, int, int]
-"""Depth, place of the token that is guessed, the guess."""
+NUM_RANKS = 8
+"""Guesses at one place that are measured, the likeliest first."""
+
+Guess = tuple[int, int, list[int]]
+"""Depth, place of the token that is guessed, the guesses."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class ProbeText:
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
     """Of guesses after d guessed states (Medusa: of head d), num_right[d] of num_guesses[d] were the target's token.
+    num_right_at[r]: over all depths, how often it was the r-th guess at its place; the first is 0.
 
     convention: in which the head was read. warning: empty, or why the head is doubtful.
     """
@@ -64,6 +68,7 @@ class ProbeReport:
     convention: Convention
     num_right: tuple[int, ...]
     num_guesses: tuple[int, ...]
+    num_right_at: tuple[int, ...] = (0,) * NUM_RANKS
     warning: str = ""
 
     @property
@@ -71,12 +76,18 @@ class ProbeReport:
         """Top-1 agreement by depth, 0 to 1."""
         return tuple(right / max(1, guesses) for right, guesses in zip(self.num_right, self.num_guesses, strict=True))
 
+    @property
+    def rank_agreement(self) -> tuple[float, ...]:
+        """Share of the places at which the first, second, ... guess was right, over all depths."""
+        return tuple(right / max(1, sum(self.num_guesses)) for right in self.num_right_at)
+
     def __add__(self, other: ProbeReport) -> ProbeReport:
         """Over both texts."""
         return ProbeReport(
             self.convention,
             tuple(a + b for a, b in zip(self.num_right, other.num_right, strict=True)),
             tuple(a + b for a, b in zip(self.num_guesses, other.num_guesses, strict=True)),
+            tuple(a + b for a, b in zip(self.num_right_at, other.num_right_at, strict=True)),
         )
 
     def __str__(self) -> str:
@@ -95,12 +106,15 @@ def probe(head: Head, token_ids: Sequence[int], features: torch.Tensor, num_prom
     features: [n, W] of the places from the first on, states as in `head.states`, n >= len(token_ids) - 2.
     """
     ids = torch.tensor(list(token_ids), dtype=torch.int64, device=head.device)
-    right, total = [0] * NUM_DEPTHS, [0] * NUM_DEPTHS
+    right, total, right_at = [0] * NUM_DEPTHS, [0] * NUM_DEPTHS, [0] * NUM_RANKS
     first = max(0, num_prompt_tokens - 2)  # the first guess is of the response's first token, from the prompt's last
-    for depth, place, guess in _guesses(head, ids, features, first):
-        right[depth] += int(guess == int(ids[place]))
+    for depth, place, guesses in _guesses(head, ids, features, first):
         total[depth] += 1
-    return ProbeReport(head.convention, tuple(right), tuple(total))
+        if int(ids[place]) in guesses:
+            rank = guesses.index(int(ids[place]))
+            right[depth] += rank == 0
+            right_at[rank] += 1
+    return ProbeReport(head.convention, tuple(right), tuple(total), tuple(right_at))
 
 
 def choose_convention(head: Head, texts: Sequence[ProbeText]) -> tuple[Head, ProbeReport]:
@@ -137,27 +151,27 @@ def _eagle_guesses(head: EagleHead, ids: torch.Tensor, features: torch.Tensor, f
     while context.length < num_pairs:
         start, end = context.length, min(context.length + STRIDE, num_pairs)
         logits = context.extend_rows(features[start:end], ids[start + 1 : end + 1])
-        for row, guess in enumerate(_best(head, logits)):
-            yield 0, start + row + 2, guess
+        for row, guesses in enumerate(_best(head, logits)):
+            yield 0, start + row + 2, guesses
         for depth in range(1, NUM_DEPTHS):
             if end + depth >= len(ids) - 1:
                 break
-            (guess,) = _best(head, context.step(int(ids[end + depth]))[None])
-            yield depth, end + depth + 1, guess
+            (guesses,) = _best(head, context.step(int(ids[end + depth]))[None])
+            yield depth, end + depth + 1, guesses
 
 
 def _medusa_guesses(head: MedusaHead, ids: torch.Tensor, features: torch.Tensor, first: int) -> Iterator[Guess]:
     """Head d guesses token t + d + 2 from the state of token t."""
     for place in range(first, len(ids) - 2):
         num_heads = NUM_DEPTHS if (place - first) % STRIDE == 0 else 1
-        for depth, guess in enumerate(_best(head, head.logits(features[place], num_heads))):
+        for depth, guesses in enumerate(_best(head, head.logits(features[place], num_heads))):
             if place + depth + 2 < len(ids):
-                yield depth, place + depth + 2, guess
+                yield depth, place + depth + 2, guesses
 
 
-def _best(head: Head, logits: torch.Tensor) -> list[int]:
-    """The likeliest id of each row."""
-    best = logits.argmax(-1)
+def _best(head: Head, logits: torch.Tensor) -> list[list[int]]:
+    """The likeliest ids of each row, the best first."""
+    best = logits.topk(min(NUM_RANKS, logits.shape[-1]), -1).indices
     return (best if head.draft_ids is None else head.draft_ids[best]).tolist()
 
 

@@ -62,6 +62,10 @@ async def test_text_is_plain_text_and_the_description_tells_the_heads(target, he
             assert drafter.num_probe_tokens >= 200
             assert drafter.num_parameters > 0 < drafter.first_draft_ms
             assert drafter.warning == ""
+            assert drafter.draws_trees
+            assert len(drafter.depth_agreement) == 3
+            assert drafter.depth_agreement[0] == drafter.agreement
+            assert 0.2 < drafter.rank_agreement[0] < sum(drafter.rank_agreement) <= 1
         assert [drafter.max_draft_tokens for drafter in told] == [0, 0, 3]
         long_prompt = [5 + i % 40 for i in range(100)]
         async with Client(stack.address) as client:
@@ -78,6 +82,38 @@ async def test_text_is_plain_text_and_the_description_tells_the_heads(target, he
                         assert answer.usage.cached_tokens > 0, "INCONCLUSIVE: no prefix hit"
 
 
+async def test_text_is_plain_text_whatever_tree_they_draw(target, heads):
+    """Of a fixed number of nodes and of those that pay; more is accepted a round than of chains of as many levels."""
+    settings = worker_settings(target, heads)
+    async with in_process_stack(str(target), None, target_worker=settings) as stack, Client(stack.address) as client:
+        for rule in RULES:
+            plain = await complete(client, PROMPT, "auto", 0, **RULES[rule])
+            for kind in KINDS:
+                for gamma in (7, None):
+                    answer = await complete(client, PROMPT, f"{kind}-tree", gamma, report_steps=True, **RULES[rule])
+                    assert answer.token_ids == plain.token_ids
+                    spec = answer.speculation
+                    assert spec.num_draft_tokens >= spec.num_accepted_draft_tokens > 0, "INCONCLUSIVE"
+                    assert spec.drafters == (f"{kind}-tree",)
+                    steps = [chunk.step for chunk in answer.chunks if chunk.step.num_draft_tokens]
+                    assert all(step.num_draft_tokens <= step.num_draft_tokens_wanted for step in steps)
+                    if gamma is not None:
+                        assert max(step.num_draft_tokens for step in steps) > gamma - 3, "INCONCLUSIVE: no wide tree"
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+async def test_sampled_trees_are_drawn_anew_as_they_were(target, heads, rule):
+    """The same seed gives the same text: every draft and coin is a function of the prefix, whatever ran before."""
+    settings = worker_settings(target, heads)
+    async with in_process_stack(str(target), None, target_worker=settings) as stack, Client(stack.address) as client:
+        for kind in KINDS:
+            options = {"acceptance": rule, "temperature": 1.0, "seed": 5}
+            first, again = [await complete(client, PROMPT, f"{kind}-tree", 6, **options) for _ in range(2)]
+            assert first.token_ids == again.token_ids
+            spec = first.speculation
+            assert 0 < spec.num_accepted_draft_tokens < spec.num_draft_tokens, "INCONCLUSIVE"
+
+
 async def test_preempted_streams_keep_their_text(target, heads):
     """Far fewer blocks than the streams fill: their states are lost and computed again with their keys and values."""
     settings = worker_settings(target, heads, block_size=4, kv_cache_bytes=400_000, cache_overcommit=8.0)
@@ -85,7 +121,10 @@ async def test_preempted_streams_keep_their_text(target, heads):
         prompts = [[5 + i, 6, 7] for i in range(6)]
         plain = [await complete(client, prompt, "auto", 0, **RULES["greedy"]) for prompt in prompts]
         answers = await asyncio.gather(
-            *(complete(client, prompt, KINDS[i % 3], 4, **RULES["greedy"]) for i, prompt in enumerate(prompts))
+            *(
+                complete(client, prompt, KINDS[i % 3] + "-tree" * (i // 3), 4, **RULES["greedy"])
+                for i, prompt in enumerate(prompts)
+            )
         )
         assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
         assert all(answer.speculation.num_accepted_draft_tokens > 0 for answer in answers), "INCONCLUSIVE"

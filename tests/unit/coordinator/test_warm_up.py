@@ -67,7 +67,7 @@ def test_a_drafter_without_data_is_tried_now_and_then() -> None:
     """A head that is told to be poor and dear, and is neither: it is found out, and wins."""
     shared, rng, world = PairEstimates(), random.Random(2), World(accept=0.5, draft_ms=2.0)
     shared.costs.draft(HEAD).work.tell(12.0, 8.0)
-    shared.expect(HEAD, 0.3)
+    shared.expect(HEAD, (0.3,))
     policy, used = AdaptiveGamma(shared, CAP), {"model": 0, "head": 0, "": 0}
     for _ in range(3000):
         choice = policy.choose(CAP, 32, (MODEL, HEAD))

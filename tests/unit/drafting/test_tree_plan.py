@@ -7,7 +7,7 @@ import pytest
 from conftest import scaled
 
 from outrider.drafting import tree
-from outrider.drafting.tree_plan import RoundCost, choose, shape
+from outrider.drafting.tree_plan import RoundCost, choose, shape, shape_of_size
 
 FREE_ROWS = RoundCost(verify_ms=30.0, row_ms=0.0, level_ms=1.0)
 DEAR_ROWS = RoundCost(verify_ms=30.0, row_ms=15.0, level_ms=1.0)
@@ -109,3 +109,19 @@ def test_a_shape_is_what_choose_would_take_of_all_that_can_be_drawn(seed: int) -
     shaped = shape(lambda depth, try_index: table[depth][try_index], cost, max_nodes=12, max_depth=3, max_width=3)
     assert shaped.tokens_per_ms == pytest.approx(everything.tokens_per_ms)
     assert shaped.num_tokens == pytest.approx(everything.num_tokens)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_shape_of_a_size_is_as_deep_as_pays(seed: int) -> None:
+    rng = random.Random(seed)
+    cost = RoundCost(rng.uniform(5, 40), rng.uniform(0, 3), rng.uniform(0, 9))
+    for num_nodes in (1, 3, 8):
+        parents = shape_of_size(hazards, cost, num_nodes, max_depth=5, max_width=3)
+        assert len(parents) == num_nodes
+        rates = {}
+        for depth in range(1, 6):
+            whole = shape(hazards, RoundCost(1e9, 0.0), max_nodes=num_nodes, max_depth=depth, max_width=3)
+            if len(whole.parents) == num_nodes:
+                rates[whole.parents] = whole.num_tokens / cost.ms(num_nodes, max(tree.depths(whole.parents)))
+        assert rates[parents] == max(rates.values())
+    assert len(shape_of_size(lambda depth, i: 0.0, cost, 9, max_depth=2, max_width=2)) == 6

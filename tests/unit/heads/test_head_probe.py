@@ -68,6 +68,24 @@ def text_for(head: EagleHead, seed: int = 0, num_prompt_tokens: int = 10, **how:
     return ProbeText(said_by(head, _select(features, kept, head.states), **how), num_prompt_tokens, features)
 
 
+def test_agreement_is_counted_by_the_place_among_guesses(tmp_path: Path) -> None:
+    """The text says the third guess wherever it may choose; of what is after it nothing is counted deeper."""
+    head = loaded(write_specforge(tmp_path, Eagle(), [1, 3, 4]))
+    features = random(LENGTH, head.feature_width, seed=1, scale=1.0)
+    ids, context = [3, 7], head.new_context()
+    for place in range(LENGTH - 2):
+        logits = context.extend(features[place : place + 1], torch.tensor(ids[-1:]))
+        assert head.draft_ids is not None
+        ids.append(int(head.draft_ids[logits.topk(3).indices[2]]))
+    report = probe(head, ids, features)
+    assert report.num_right[0] == 0
+    assert report.num_right_at[2] >= report.num_guesses[0] == LENGTH - 2
+    assert report.rank_agreement[2] == report.num_right_at[2] / sum(report.num_guesses)
+    twice = report + report
+    assert twice.num_right_at[2] == 2 * report.num_right_at[2]
+    assert twice.rank_agreement == report.rank_agreement
+
+
 def test_agreement_is_counted_by_depth(tmp_path: Path) -> None:
     head = loaded(write_specforge(tmp_path, Eagle(), [1, 3, 4]))
     features = random(LENGTH, head.feature_width, seed=1, scale=1.0)
@@ -75,6 +93,8 @@ def test_agreement_is_counted_by_depth(tmp_path: Path) -> None:
     report = probe(head, ids, features, 20)
     assert report.num_guesses[0] == LENGTH - 20
     assert report.num_right[0] == sum(place % 3 != 0 for place in range(18, LENGTH - 2))
+    assert report.num_right_at[0] == sum(report.num_right)
+    assert sum(report.num_right_at) <= sum(report.num_guesses)
     deeper = range(18 + STRIDE - 1, LENGTH - 2, STRIDE)  # the last pair of every few
     right, total = [0, 0], [0, 0]
     for last in deeper:

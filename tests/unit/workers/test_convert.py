@@ -78,7 +78,7 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
         ),
         *(
             (TargetDrafter("fast", "eagle3", "heads/a", 7, 14, 3, agreement, 200, 1.5, 0.75, "weak",
-                           True, (0.5, 0.25)),
+                           True, (0.5, 0.25), (0.5, 0.375)),
              convert_worker.target_drafter_to_pb, convert_worker.target_drafter_from_pb)
             for agreement in (0.0, 0.5, None)
         ),
