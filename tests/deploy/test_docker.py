@@ -181,3 +181,6 @@ def test_install_steps_work_in_a_clean_environment(target: str, tmp_path: Path) 
             [python, "-c", program], cwd=tmp_path / "venv", capture_output=True, text=True, check=True
         )
         assert done.stdout.split() == ["None"]
+        done = subprocess.run([python.with_name("outrider"), "--help"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "coordinator" in done.stdout
