@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from outrider.drafting.received_features import BYTES_PER_NUMBER
 from outrider.drafts import head_folder
-from outrider.errors import Internal, InvalidArgument
+from outrider.errors import FailedPrecondition, Internal, InvalidArgument
 from outrider.lm.fingerprint import tokenizer_fingerprint
 from outrider.lm.interface import LoadedModel, ModelDescription, PackedBatch
 from outrider.lm.states import read_states
@@ -84,23 +85,25 @@ def _load(settings: DraftWorkerSettings, on_progress: Callable[[str, float | Non
 
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
-    folder, target_name = locate(settings.model_copy(update={"model": settings.target}), on_progress)
-    if folder.is_file():
-        raise InvalidArgument(
-            f"target: {folder} is a GGUF file, all of which would have to be read: give a folder of safetensors",
-            field="target",
+    device, trusted = pick_device(settings.device), settings.trust_remote_code
+    with _naming_target():
+        folder, target_name = locate(settings.model_copy(update={"model": settings.target}), on_progress)
+        if folder.is_file():
+            raise InvalidArgument(
+                f"{folder} is a GGUF file, all of which would have to be read: give a folder of safetensors",
+                field="model",
+            )
+        on_progress(f"loading the tokenizer of {target_name}", 0.1)
+        tokenizer_json = load_tokenizer(folder, trusted).backend_tokenizer.to_str()
+        on_progress(f"loading the embedding of {target_name}", 0.3)
+        shell = load_shell(
+            folder,
+            name=target_name,
+            vocab_size=_vocab_size(tokenizer_json),
+            dtype=settings.dtype,
+            device=device,
+            trust_remote_code=trusted,
         )
-    on_progress(f"loading the tokenizer of {target_name}", 0.1)
-    tokenizer_json = load_tokenizer(folder, settings.trust_remote_code).backend_tokenizer.to_str()
-    on_progress(f"loading the embedding of {target_name}", 0.3)
-    shell = load_shell(
-        folder,
-        name=target_name,
-        vocab_size=_vocab_size(tokenizer_json),
-        dtype=settings.dtype,
-        device=pick_device(settings.device),
-        trust_remote_code=settings.trust_remote_code,
-    )
     source = str(head_folder(settings.head) or settings.head)
     on_progress(f"loading the head {source}", 0.7)
     states = read_states(",".join(settings.head_states), "head_states") if settings.head_states else None
@@ -138,6 +141,21 @@ def _load(settings: DraftWorkerSettings, on_progress: Callable[[str, float | Non
     )
     on_progress(f"{name} is loaded", 1.0)
     return LoadedModel(model, description)
+
+
+@contextmanager
+def _naming_target() -> Iterator[None]:
+    """What is wrong with a model is wrong with the setting that named it."""
+    try:
+        yield
+    except InvalidArgument as error:
+        if error.field != "model":
+            raise
+        raise InvalidArgument(f"target: {error.message}", field="target", reason=error.reason) from error
+    except FailedPrecondition as error:
+        if error.field != "model":
+            raise
+        raise FailedPrecondition(f"target: {error.message}", field="target", reason=error.reason) from error
 
 
 def _vocab_size(tokenizer_json: str) -> int:

@@ -18,7 +18,7 @@ from outrider.lm.heads.target import HeadTarget
 from outrider.lm.pretrained import check_code, read_config
 
 DTYPES = ("float32", "bfloat16", "float16")
-FIELD = "target"
+FIELD = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def load_shell(
     config = read_config(folder)
     check_code(folder, config, trust_remote_code)
     if not list(folder.glob("*.safetensors")):
-        raise InvalidArgument(f"{FIELD}: {folder} holds no *.safetensors file", field=FIELD)
+        raise InvalidArgument(f"{folder} holds no *.safetensors file", field=FIELD)
     whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     files = [*folder.glob("*.safetensors"), *(folder.glob("*.py") if trust_remote_code else ())]
     fingerprints = {dtype: model_fingerprint(whole.to_dict(), files, dtype) for dtype in DTYPES}
@@ -85,14 +85,14 @@ def _without_layers(folder: Path, config: Any, dtype: str, trust_remote_code: bo
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise InvalidArgument(f"{FIELD}: cannot read the embedding of {folder}: {error}", field=FIELD) from error
+        raise InvalidArgument(f"cannot read the embedding of {folder}: {error}", field=FIELD) from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         raise InvalidArgument(
-            f"{FIELD}: {folder} lacks {', '.join(missing[:3])}, which a head shares with its target: it is incomplete, "
+            f"{folder} lacks {', '.join(missing[:3])}, which a head shares with its target: it is incomplete, "
             "or quantised in a way that is not read here",
             field=FIELD,
         )
