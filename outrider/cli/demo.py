@@ -17,7 +17,7 @@ from outrider.cli.prompts import for_model, read_prompts
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
-from outrider.results import Chunk, Complete, Completion, ModelInfo, Started
+from outrider.results import TREE_SUFFIX, Chunk, Complete, Completion, ModelInfo, Started
 from outrider.sampling.params import Origin
 
 _COLOURS = {Origin.ACCEPTED: "green", Origin.CORRECTION: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: "white"}
@@ -79,7 +79,8 @@ async def _demo(target: str, draft: str | None, heads: tuple[str, ...], max_toke
 
 
 def _own_drafters(info: ModelInfo) -> list[str]:
-    return [name for name in info.drafters if name not in _OTHER_DRAFTERS]
+    """Their chains: with few drafts a tree is hardly another."""
+    return [n for n in info.drafters if n not in _OTHER_DRAFTERS and not n.endswith(TREE_SUFFIX)]
 
 
 async def _stream(client: Client, prompt: Prompt, options: GenerateOptions) -> Completion:

@@ -55,7 +55,7 @@ class Row:
             "draft_ms_per_token": round(draft_ms, 3),
             "verify_ms": round(median(step.verify_ms for step in rounds), 3),
         }
-        if self.drafter != TREE and plain_pass_ms:
+        if not self.drafter.endswith(TREE) and plain_pass_ms:
             cost = draft_ms / plain_pass_ms
             told["alpha"] = round(alpha, 3)
             told["formula_speedup"] = round(formula_speedup(alpha, acceptance.mean_gamma, cost), 3)

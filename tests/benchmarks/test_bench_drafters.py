@@ -59,11 +59,14 @@ def test_without_draft_and_head_there_is_no_pair() -> None:
 
 def test_a_head_makes_a_pair_without_a_draft_worker() -> None:
     variables = {"HEADS": "toy:agreement=0.9", "GAMMA": "2", "WORKLOADS": "code-edit", "TEMPERATURES": "0"}
-    code, lines, errors = run(**variables, DRAFTERS="auto,toy")
+    code, lines, errors = run(**variables, DRAFTERS="auto,toy,toy-tree")
     assert code == 0, errors
     figures = json.loads(lines[-1])
     assert (figures["draft"], figures["heads"]) == (None, ["toy:agreement=0.9"])
-    auto, toy = figures["rows"]
+    auto, toy, trees = figures["rows"]
+    assert trees["drafters_used"] == ["toy-tree"]
+    assert trees["mean_gamma"] > 1
+    assert (trees["formula_speedup"], toy["formula_speedup"] > 0) == (None, True)
     assert toy["drafters_used"] == ["toy"]
     assert toy["num_draft_tokens"] > 0
     assert len(toy["acceptance_by_position"]) == 2

@@ -32,13 +32,15 @@ async def test_greedy_and_coupled_text_is_plain_text() -> None:
     worker = {"heads": HEADS, **SMALL}
     async with in_process_stack(DEFAULT_MODEL, None, target_worker=worker) as stack:
         async with outrider.Client(stack.address, timeout_s=120) as client:
-            (name,) = set((await client.model_info()).drafters) - {"lookup", "suffix"}
+            name, trees = (await client.model_info()).drafters[:2]
+            assert trees == f"{name}-tree"
             num_drafted = num_accepted = 0
             for prompt in PROMPTS:
                 for options in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 5}):
                     asked = {"max_tokens": 40, **options}
                     plain = await client.complete(prompt, num_speculative_tokens=0, **asked)
-                    for more in ({"drafter": name, "num_speculative_tokens": 3}, {"drafter": name}, {}):
+                    fixed = [{"drafter": drafter, "num_speculative_tokens": 3} for drafter in (name, trees)]
+                    for more in (*fixed, {"drafter": name}, {}):
                         answer = await client.complete(prompt, **asked, **more)
                         assert answer.token_ids == plain.token_ids, more
                         if more.get("num_speculative_tokens"):
