@@ -10,8 +10,9 @@ from typing import Protocol
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.links import DraftLate, DraftLink
 from coordinator.stream import Stream
+from outrider.drafting.ratio_stop import Judged
 from outrider.errors import OutriderError
-from outrider.serving.messages import DraftOpening
+from outrider.serving.messages import DraftOpening, Verdict
 from outrider.serving.session_calls import SealedProposal
 
 OPEN_WAIT_S = 0.25
@@ -136,7 +137,7 @@ class DraftSide:
         num_hits = link.ahead_counts.num_hits
         try:
             proposal = await link.propose(
-                choice.num_draft_tokens, choice.drafter, wait_s, choice.tree_width, choice.ahead
+                choice.num_draft_tokens, choice.drafter, wait_s, choice.tree_width, choice.ahead, choice.price
             )
         except DraftLate:
             elapsed_ms = 1000 * (time.perf_counter() - started)
@@ -150,11 +151,16 @@ class DraftSide:
         self._count_dropped(link)
         if link.ahead_counts.num_hits > num_hits:
             return Drafted(proposal, ahead=LATE, branch_wait_ms=elapsed_ms, build_ms=link.last_build_ms)
-        if proposal.num_draft_tokens == choice.num_draft_tokens:
-            history.add(elapsed_ms / num_units)
+        if proposal.num_draft_tokens == choice.num_draft_tokens or choice.price is not None:
+            history.add(elapsed_ms / (1 + proposal.num_draft_tokens))
         ahead = MISS if is_expected else ""
         link.ahead_counts.num_misses += is_expected
         return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000), ahead=ahead)
+
+    def judge(self, verdict: Verdict, num_drafts: int) -> None:
+        """How the target found the first `num_drafts` drafts, the worker's: it will be told with the next message."""
+        if self._link is not None and num_drafts and not verdict.proposal_fault:
+            self._link.judged = Judged(verdict.header.prefix_hash, verdict.soft_acceptances[:num_drafts])
 
     def close(self, error: Exception | None = None) -> None:
         """Frees the session. Harmless when repeated."""

@@ -17,6 +17,7 @@ from coordinator.branches import AheadCounts, BranchStore
 from coordinator.features import FeatureFeed, FeatureRelay
 from coordinator.log import Log
 from coordinator.peer import Peer
+from outrider.drafting.ratio_stop import UNJUDGED, Price
 from outrider.errors import Aborted, OutriderError
 from outrider.serving import session_calls as wire
 from outrider.serving.messages import (
@@ -200,6 +201,8 @@ class DraftLink:
         self.branches = BranchStore(self.ahead_counts)
         self.last_build_ms = 0.0
         """What the worker took for the branches that came last, its queue included."""
+        self.judged = UNJUDGED
+        """How the target found the last proposal: told with the next message."""
         self._peer = peer
         self._log = log
         self._max_ahead_tokens = 0
@@ -258,15 +261,22 @@ class DraftLink:
         return found
 
     async def propose(
-        self, num_draft_tokens: int, drafter: str, wait_s: float, tree_width: int = 0, ahead: AheadWish = NOTHING_AHEAD
+        self,
+        num_draft_tokens: int,
+        drafter: str,
+        wait_s: float,
+        tree_width: int = 0,
+        ahead: AheadWish = NOTHING_AHEAD,
+        price: Price | None = None,
     ) -> wire.SealedProposal:
         """Drafts that follow the log, none when nothing fits; or a branch of theirs that comes first, whole. Raises
-        DraftLate after `wait_s`."""
+        DraftLate after `wait_s`, unless the worker has begun by then: with a price the time that drafts take follows
+        from what was drawn, and to give them up for it would select among draws."""
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(wait_s) as limit:
                 for _ in range(MAX_RESENDS):
-                    expected = await self._advance(num_draft_tokens, drafter, tree_width, ahead)
-                    proposal = await self._answer(expected, drafter)
+                    expected = await self._advance(num_draft_tokens, drafter, tree_width, ahead, price)
+                    proposal = await self._answer(expected, drafter, limit)
                     if proposal is None:
                         continue
                     if not self._covered and proposal.num_draft_tokens > num_draft_tokens:
@@ -290,7 +300,9 @@ class DraftLink:
         self.features.close()
         self._peer.close()
 
-    async def _advance(self, num_draft_tokens: int, drafter: str, tree_width: int, ahead: AheadWish) -> Header:
+    async def _advance(
+        self, num_draft_tokens: int, drafter: str, tree_width: int, ahead: AheadWish, price: Price | None
+    ) -> Header:
         if self._sent_length is None:
             assert self._opening is not None
             committed_ids = tuple(self._log.output_ids)
@@ -299,7 +311,9 @@ class DraftLink:
             )
         # before the await: a write that is cut short by the wait limit may still have gone out
         before, features = self.features.take()
-        header, message = self._next_advance(num_draft_tokens, drafter, tree_width, ahead, features=features)
+        header, message = self._next_advance(
+            num_draft_tokens, drafter, tree_width, ahead, features=features, price=price
+        )
         self._awaited.append(header)
         self._asked_at = time.perf_counter()
         self._count_outstanding()
@@ -316,6 +330,7 @@ class DraftLink:
         ahead: AheadWish = NOTHING_AHEAD,
         has_proposal: bool = False,
         features: FeatureRows = NO_FEATURES,
+        price: Price | None = None,
     ) -> tuple[Header, Any]:
         """The message that brings the worker to the log as it stands; it is to be sent."""
         assert self._opening is not None
@@ -323,11 +338,13 @@ class DraftLink:
         header, since = self._log.header(self._opening.epoch), self._log.since(self._sent_length)
         self._sent_length = header.base_length
         self._max_ahead_tokens = max(self._max_ahead_tokens, ahead.num_draft_tokens)
+        judged, self.judged = self.judged, UNJUDGED
         return header, wire.draft_advance(
-            header, since, num_draft_tokens, drafter, tree_width, features, ahead=ahead, has_proposal=has_proposal
-        )
+            header, since, num_draft_tokens, drafter, tree_width, features,
+            ahead=ahead, has_proposal=has_proposal, price=price, judged=judged,
+        )  # fmt: skip
 
-    async def _answer(self, expected: Header, drafter: str) -> wire.SealedProposal | None:
+    async def _answer(self, expected: Header, drafter: str, limit: asyncio.Timeout) -> wire.SealedProposal | None:
         """None: the worker was out of step, and the next `_advance` sends what it lacks."""
         while True:
             message = await self._peer.receive()
@@ -338,6 +355,8 @@ class DraftLink:
                 self.features.has(message.features_end)
                 return message.proposal
             self._take(message)
+            if isinstance(message, wire.Begun) and message.header == expected:
+                limit.reschedule(None)
             if isinstance(message, wire.Lagging):
                 return None
             if expected.prefix_hash in self.branches:

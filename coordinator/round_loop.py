@@ -129,6 +129,8 @@ class RoundLoop:
         reason = "draft-late" if drafted.wait_ms and local_drafter else choice.reason
         by = Drafting(choice.drafter, reason, local_drafter, num_local, choice.expected_tokens_per_s, round_ms)
         num_accepted = self._commit(timed, choice, round_ms, drafted, by)
+        if choice.price is not None:
+            self._draft.judge(verdict, verdict.num_draft_tokens - num_local)
         if drafted.ahead in (HIT, LATE):  # it is as long as it was wanted to be a round ago
             choice = dataclasses.replace(choice, num_draft_tokens=drafted.proposal.num_draft_tokens)
         self._policy.observe(

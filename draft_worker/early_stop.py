@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from statistics import median
 
-from outrider.drafting.ratio_stop import ChainStop, EarlyStop, Price
+from outrider.drafting.ratio_stop import ChainStop, EarlyStop, Judged, Price
 from outrider.sampling.params import AcceptanceRule, SamplingParams
 
 MAX_SCOPES = 1024
@@ -41,17 +40,6 @@ class StopMemory:
     @property
     def draft_ms(self) -> float:
         return median(self._draft_ms) if self._draft_ms else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """How the target found the drafts behind one prefix: a byte each, as `Verdict.soft_acceptances`."""
-
-    prefix_hash: int = 0
-    soft_acceptances: bytes = b""
-
-
-UNJUDGED = Judged()
 
 
 class SessionStop:

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from draft_worker.early_stop import Judged, StopMemory
+from draft_worker.early_stop import StopMemory
 from draft_worker.head_stream import HeadStream
 from draft_worker.held_head import HeldHead, check_head_settings
 from draft_worker.session import KNOWN_DRAFTERS, DraftSession
 from draft_worker.text_drafter import NAME as TEXT
-from outrider.drafting.ratio_stop import Price
+from outrider.drafting.ratio_stop import Judged, Price
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel
 from outrider.serving import convert

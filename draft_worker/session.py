@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_worker.draft_ahead import DraftAhead, settle
-from draft_worker.early_stop import UNJUDGED, Judged, SessionStop, StopMemory
+from draft_worker.early_stop import SessionStop, StopMemory
 from draft_worker.ids import ForeignIds
 from draft_worker.model_drafter import NAME as MODEL
 from draft_worker.model_drafter import ModelDrafter
@@ -15,7 +15,7 @@ from draft_worker.tree_drafter import NAME as TREE
 from draft_worker.tree_drafter import TreeDrafter
 from outrider.drafting.drafter import Drafter
 from outrider.drafting.proposal import Proposal
-from outrider.drafting.ratio_stop import Price
+from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
 from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle

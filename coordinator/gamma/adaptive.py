@@ -8,6 +8,7 @@ hopeless one costs next to nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,13 +82,20 @@ class AdaptiveGamma:
         due = next((plan for plan, wait in zip(others, waits, strict=True) if wait <= 0), None)
         if due is not None:
             self._probed = due.key
-            return self._take(due, "probe", max_credit_tokens)
+            return self._priced(self._take(due, "probe", max_credit_tokens), due, best)
         tokens_to_probe = int(min(waits) * best.rate) if waits else max_credit_tokens
         if best.num_draft_tokens:
             tokens_to_probe = min(tokens_to_probe, self._objective.run_tokens(best))
         self._chosen = best
         num_tokens = max(self._objective.run_tokens(best), tokens_to_probe)
-        return best.choice(self._reason(best), min(num_tokens, max_credit_tokens))
+        reason = self._reason(best)
+        if reason == "best" and self._objective.is_held_back(best, plans):
+            reason = "load"
+        return self._priced(best.choice(reason, min(num_tokens, max_credit_tokens)), best, best)
+
+    def _priced(self, choice: Choice, plan: Plan, best: Plan) -> Choice:
+        price = self._objective.price(plan, best.rate)
+        return choice if price is None else dataclasses.replace(choice, price=price)
 
     def interrupts(self, guesses: tuple[Guess, ...]) -> bool:
         if not self._knows_passes:

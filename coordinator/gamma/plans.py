@@ -31,6 +31,7 @@ from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
 from outrider.drafting.guess_tree import GuessTree, best_part, merged
+from outrider.drafting.ratio_stop import Price
 from outrider.drafting.tree import depths
 from outrider.drafting.tree_plan import RoundCost, shape_of_size
 from outrider.serving.messages import NOTHING_AHEAD, AheadWish
@@ -77,6 +78,11 @@ class Plan:
         return (self.tokens - self.taken) / max(MIN_MS, self.ms)
 
     @property
+    def own_rate(self) -> float:
+        """Tokens per ms of the stream itself."""
+        return self.tokens / max(MIN_MS, self.ms)
+
+    @property
     def is_run(self) -> bool:
         return self.choice("", 1).is_run
 
@@ -92,7 +98,7 @@ class Plan:
             reason,
             credit_tokens,
             self.candidate,
-            1000 * self.tokens / max(MIN_MS, self.ms),
+            1000 * self.own_rate,
             self.tree,
             self.tree_width,
             self.ahead,
@@ -200,8 +206,26 @@ class Objective:
 
     def run_tokens(self, plan: Plan) -> int:
         """Of a run: few, so that γ stays right, but enough for what its start takes."""
-        tokens_per_ms = plan.tokens / max(MIN_MS, plan.ms)
-        return max(MIN_RUN_TOKENS, math.ceil(tokens_per_ms * self._costs.run_start_ms / ROUND_TRIP_SHARE))
+        return max(MIN_RUN_TOKENS, math.ceil(plan.own_rate * self._costs.run_start_ms / ROUND_TRIP_SHARE))
+
+    def price(self, plan: Plan, rate: float) -> Price | None:
+        """What each draft of a plan must earn where the best plan has this rate; None: its drafter ends nothing."""
+        candidate = plan.candidate
+        if candidate is None or candidate.on_target or candidate.max_width > 1 or plan.num_draft_tokens < 2:
+            return None
+        rate, num_drafts = max(0.0, rate), plan.num_draft_tokens
+        taken = (self._costs.taken(num_drafts) - self._costs.taken(0)) / num_drafts
+        return Price(rate, rate * self._costs.row_ms(num_drafts) + taken)
+
+    def is_held_back(self, plan: Plan, plans: Iterable[Plan]) -> bool:
+        """Whether the stream would draft more were it alone on its target."""
+        more = [other for other in plans if other.num_draft_tokens > plan.num_draft_tokens]
+        if plan.candidate is not None and not plan.candidate.on_target and plan.candidate.max_width == 1:
+            longer = plan.num_draft_tokens + 1
+            if longer <= plan.candidate.cap(longer):
+                expected = self.acceptance(plan.candidate).expected_tokens(longer)
+                more.append(self._round(plan.candidate, longer, expected[longer]))
+        return any(other.taken and other.own_rate > plan.own_rate for other in more)
 
     def _trees(self, candidate: Candidate, max_draft_tokens: int, min_width: int) -> Iterator[Plan]:
         """Every depth and width: a level takes one draft of the chain and adds as many rows as it is wide."""

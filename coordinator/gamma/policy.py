@@ -7,6 +7,7 @@ from typing import Protocol
 
 from outrider.drafting.guess import Guess
 from outrider.drafting.guess_tree import GuessTree
+from outrider.drafting.ratio_stop import Price
 from outrider.drafting.tree import chain_parents
 from outrider.results import DrafterOutlook
 from outrider.serving.messages import NOTHING_AHEAD, AheadWish
@@ -67,7 +68,7 @@ class Choice:
     `tree`: the drafts themselves, where local guesses that disagree are verified together. `tree_width`: guesses beside
     one another at each level of a tree drafter; 0: as it likes. `shape`: `Proposal.parents` of the tree that a drafter
     inside the target draws, or of a part of it, from the first node on; empty: a chain. `ahead`: what to draft for the
-    round after it.
+    round after it. `price`: the drafter ends its chain where drafts do not earn it; None: it is as long as it says.
     """
 
     drafter: str
@@ -80,6 +81,7 @@ class Choice:
     tree_width: int = 0
     ahead: AheadWish = NOTHING_AHEAD
     shape: tuple[int, ...] = ()
+    price: Price | None = None
 
     @property
     def is_run(self) -> bool:

@@ -48,6 +48,17 @@ class Price:
     row_tokens: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How the target found the drafts behind one prefix: a byte each, as `Verdict.soft_acceptances`."""
+
+    prefix_hash: int = 0
+    soft_acceptances: bytes = b""
+
+
+UNJUDGED = Judged()
+
+
 class Calibration:
     """Chance of acceptance by a bin of evidence and the place in the chain: log odds that add up, fitted online.
 

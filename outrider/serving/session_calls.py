@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from outrider.drafting.proposal import Proposal
+from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
 from outrider.serving import convert
 from outrider.serving.messages import (
     NO_FEATURES,
@@ -90,6 +91,14 @@ class Branched:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The first row behind this prefix is there, nothing is drawn yet: from now on the proposal is not to be given up
+    for being late."""
+
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
 class Lagging:
     """The worker's own state: the last message did not fit it."""
 
@@ -164,9 +173,12 @@ def draft_advance(
     *,
     ahead: AheadWish = NOTHING_AHEAD,
     has_proposal: bool = False,
+    price: Price | None = None,
+    judged: Judged = UNJUDGED,
 ) -> Any:
     """`header` is the state after `committed_ids` are appended. `tree_width` 0: the worker's own. `ahead`: to draft
-    behind the outcomes of the round that begins. `has_proposal`: a branch is at hand, no proposal is wanted."""
+    behind the outcomes of the round that begins. `has_proposal`: a branch is at hand, no proposal is wanted. `price`:
+    what drafts must earn, None: they are as many as wanted. `judged`: how the target found an earlier proposal."""
     return draft_pb2.DraftServiceSessionRequest(
         advance=draft_pb2.DraftAdvance(
             header=convert.header_to_pb(header),
@@ -180,6 +192,10 @@ def draft_advance(
             ahead_draft_tokens=ahead.num_draft_tokens,
             ahead_value_ms=ahead.value_ms,
             has_proposal=has_proposal,
+            price_tokens_per_ms=price.tokens_per_ms if price is not None else None,
+            row_price_tokens=price.row_tokens if price is not None else 0.0,
+            soft_acceptances=judged.soft_acceptances,
+            judged_prefix_hash=judged.prefix_hash,
         )
     )
 
@@ -189,7 +205,7 @@ def draft_features(features: FeatureRows) -> Any:
     return draft_pb2.DraftServiceSessionRequest(features=convert.feature_rows_to_pb(features))
 
 
-def read_draft(message: Any) -> Opened | Proposed | Branched | Lagging | Alive:
+def read_draft(message: Any) -> Opened | Proposed | Begun | Branched | Lagging | Alive:
     """Raises ValueError on branches without a hash each."""
     match message.WhichOneof("message"):
         case "opened":
@@ -203,6 +219,8 @@ def read_draft(message: Any) -> Opened | Proposed | Branched | Lagging | Alive:
                 features_end,
                 answer.num_cancelled_tokens,
             )
+        case "begun":
+            return Begun(convert.header_from_pb(message.begun.header))
         case "branches":
             told = message.branches
             return Branched(

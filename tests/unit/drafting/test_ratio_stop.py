@@ -1,4 +1,4 @@
-"""Chains that end by themselves: what they win where confidence tells something, and that they lose nothing elsewhere."""
+"""Chains that end by themselves: what they win where confidence tells something, and that they lose nothing else."""
 
 import math
 import random
