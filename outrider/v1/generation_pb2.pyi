@@ -244,7 +244,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms", "cause", "soft_acceptances", "price_tokens_per_ms", "row_price_tokens", "draft_queue_ms", "draft_network_ms", "start_ms", "ahead")
+    __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms", "cause", "soft_acceptances", "price_tokens_per_ms", "row_price_tokens", "draft_queue_ms", "draft_network_ms", "start_ms", "num_tokens", "ahead")
     NUM_DRAFT_TOKENS_WANTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,7 @@ class StepRecord(_message.Message):
     DRAFT_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NETWORK_MS_FIELD_NUMBER: _ClassVar[int]
     START_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens_wanted: int
     num_draft_tokens: int
@@ -284,8 +285,9 @@ class StepRecord(_message.Message):
     draft_queue_ms: float
     draft_network_ms: float
     start_ms: float
+    num_tokens: int
     ahead: str
-    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ..., sampling_ms: _Optional[float] = ..., emit_ms: _Optional[float] = ..., cause: _Optional[_Union[GammaCause, str]] = ..., soft_acceptances: _Optional[bytes] = ..., price_tokens_per_ms: _Optional[float] = ..., row_price_tokens: _Optional[float] = ..., draft_queue_ms: _Optional[float] = ..., draft_network_ms: _Optional[float] = ..., start_ms: _Optional[float] = ..., ahead: _Optional[str] = ...) -> None: ...
+    def __init__(self, num_draft_tokens_wanted: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., round_ms: _Optional[float] = ..., reason: _Optional[str] = ..., sampling_ms: _Optional[float] = ..., emit_ms: _Optional[float] = ..., cause: _Optional[_Union[GammaCause, str]] = ..., soft_acceptances: _Optional[bytes] = ..., price_tokens_per_ms: _Optional[float] = ..., row_price_tokens: _Optional[float] = ..., draft_queue_ms: _Optional[float] = ..., draft_network_ms: _Optional[float] = ..., start_ms: _Optional[float] = ..., num_tokens: _Optional[int] = ..., ahead: _Optional[str] = ...) -> None: ...
 
 class GenerateComplete(_message.Message):
     __slots__ = ("index", "finish_reason", "matched_stop_token_id", "matched_stop_string", "usage", "timings", "speculation")
@@ -454,6 +456,28 @@ class GetModelInfoResponse(_message.Message):
     simulated: bool
     aliases: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., generation_defaults: _Optional[_Union[_worker_pb2.GenerationDefaults, _Mapping]] = ..., draft_model: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., acceptance_rules: _Optional[_Iterable[_Union[_common_pb2.AcceptanceRule, str]]] = ..., max_speculative_tokens: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., dtype: _Optional[str] = ..., default_max_tokens: _Optional[int] = ..., simulated: _Optional[bool] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetTraceRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("streams",)
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    streams: _containers.RepeatedCompositeFieldContainer[StreamTrace]
+    def __init__(self, streams: _Optional[_Iterable[_Union[StreamTrace, _Mapping]]] = ...) -> None: ...
+
+class StreamTrace(_message.Message):
+    __slots__ = ("index", "steps", "num_left_out")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    steps: _containers.RepeatedCompositeFieldContainer[StepRecord]
+    num_left_out: int
+    def __init__(self, index: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ..., num_left_out: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

@@ -61,6 +61,11 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_unary(
+                '/outrider.v1.GenerationService/GetTrace',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -103,6 +108,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrace(self, request, context):
+        """The rounds of a request that ended or runs, while they are kept: counts and times, no text. NOT_FOUND afterwards, and
+        for other tenants' requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +143,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.GetTraceRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.GetTraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +287,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/Detokenize',
             outrider_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/GetTrace',
+            outrider_dot_v1_dot_generation__pb2.GetTraceRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,
