@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.directory import WorkerDirectory
 from coordinator.features import FeatureFeed
+from coordinator.fleet.directory import WorkerDirectory
+from coordinator.fleet.worker import WorkerRecord
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.costs import Median
 from coordinator.gamma.fixed import FixedGamma
@@ -19,7 +20,6 @@ from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.peer import Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
-from coordinator.worker import WorkerRecord
 from outrider.errors import Aborted
 from outrider.serving import session_calls as wire
 from outrider.settings import CoordinatorSettings

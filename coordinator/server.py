@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
-from coordinator.directory import WorkerDirectory
-from coordinator.dns import DnsSource
+from coordinator.fleet.directory import WorkerDirectory
+from coordinator.fleet.sources import DnsSource, LeaseSource, Source, StaticSource
 from coordinator.generate import Generation
 from coordinator.metrics import ROLE, CoordinatorMetrics
 from coordinator.model import ServedModel
@@ -175,11 +175,11 @@ class GenerationServicer:
 
 
 class FleetServicer:
-    """`FleetService`: leases into the directory."""
+    """`FleetService`: leases."""
 
-    def __init__(self, settings: CoordinatorSettings, directory: WorkerDirectory) -> None:
+    def __init__(self, settings: CoordinatorSettings, leases: LeaseSource) -> None:
         self._lease_ms = settings.lease_ms
-        self._directory = directory
+        self._leases = leases
 
     async def RegisterWorker(
         self, request: worker_pb2.RegisterWorkerRequest, context: Any
@@ -189,15 +189,15 @@ class FleetServicer:
             raise InvalidArgument("role must be WORKER_ROLE_DRAFT or WORKER_ROLE_TARGET", field="role")
         if not is_host_and_port(request.address):
             raise InvalidArgument(f"address is {request.address[:80]!r}, must be host:port", field="address")
-        lease_id = self._directory.register(request.address, role)
+        lease_id = self._leases.register(request.address, role)
         return worker_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._lease_ms)
 
     async def RenewWorker(self, request: worker_pb2.RenewWorkerRequest, context: Any) -> worker_pb2.RenewWorkerResponse:
-        self._directory.renew(request.lease_id)
+        self._leases.renew(request.lease_id)
         return worker_pb2.RenewWorkerResponse(lease_ms=self._lease_ms)
 
     async def DrainWorker(self, request: worker_pb2.DrainWorkerRequest, context: Any) -> worker_pb2.DrainWorkerResponse:
-        self._directory.drain(request.lease_id)
+        self._leases.drain(request.lease_id)
         return worker_pb2.DrainWorkerResponse()
 
 
@@ -235,15 +235,22 @@ async def serve(
     with stop_on_signals(stop):
         async with metrics_endpoint(settings, registry), running_server(settings, [GENERATION, FLEET]) as server:
             changed = asyncio.Event()
-            listed = settings.model_copy(update={"target_workers": targets, "draft_workers": drafts})
-            directory = WorkerDirectory(listed, on_change=changed.set)
+            directory = WorkerDirectory(settings, on_change=changed.set)
+            listed = [*((address, TARGET) for address in targets), *((address, DRAFT) for address in drafts)]
             names = [*((name, TARGET) for name in target_names), *((name, DRAFT) for name in draft_names)]
-            found = asyncio.create_task(DnsSource(directory, names, lease_ms=settings.lease_ms).run())
+            leases = LeaseSource(directory, lease_ms=settings.lease_ms, max_workers=settings.max_registered_workers)
+            sources: tuple[Source, ...] = (
+                StaticSource(directory, listed),
+                DnsSource(directory, names, lease_ms=settings.lease_ms),
+                leases,
+            )
             try:
+                for source in sources:
+                    source.start()
                 await directory.start()
                 servicers = {
                     GENERATION.full_name: GenerationServicer(settings, directory, server, registry),
-                    FLEET.full_name: FleetServicer(settings, directory),
+                    FLEET.full_name: FleetServicer(settings, leases),
                 }
                 await server.open(servicers)
                 readiness = asyncio.create_task(_tell_readiness(server, directory, changed))
@@ -257,8 +264,8 @@ async def serve(
                     await asyncio.gather(readiness, return_exceptions=True)
                 await server.drain()
             finally:
-                found.cancel()
-                await asyncio.gather(found, return_exceptions=True)
+                for source in sources:
+                    await source.close()
                 await server.close()
                 await directory.close()
 

@@ -62,6 +62,7 @@ class CoordinatorSettings(ServerSettings):
         description="Draft model of a target: target=draft, comma separated; others pair with any of their tokenizer.",
     )
     lease_ms: int = Field(5000, ge=100, description="Lease of a worker that registers itself.")
+    max_registered_workers: int = Field(1024, ge=1, description="Workers that may register; more are refused.")
     max_running_requests: int = Field(256, ge=1, description="Streams at once; more wait.")
     max_waiting_requests: int = Field(256, ge=0, description="Waiting streams; more are refused with a retry delay.")
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that gives none.")
@@ -73,8 +74,8 @@ class CoordinatorSettings(ServerSettings):
     acceptance: Literal["token", "block", "coupled"] = Field("block", description="Rule when a request names none.")
     draft_ahead: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Draft for likely outcomes before the verdict. auto: where it pays, which adaptive streams find out; "
-        "on: wherever a draft worker can.",
+        description="Draft for likely outcomes before the verdict. auto: adaptive streams do where it pays; on: all, "
+        "wherever a draft worker can.",
     )
     max_q_entries: int = Field(64, ge=1, le=256, description="Entries of a draft distribution on the wire.")
     local_drafters: AddressList = Field(
@@ -126,7 +127,8 @@ class WorkerSettings(ServerSettings):
     session_idle_lease_s: float = Field(60.0, gt=0, description="A session without a message for this long is freed.")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="Drafts that one round may carry.")
     coordinators: AddressList = Field(
-        (), description="Coordinators to register with, comma separated: host:port, or dns:///host:port for all behind it."
+        (),
+        description="Coordinators to register with, comma separated: host:port, or dns:///host:port for all behind it.",
     )
     advertise_address: str = Field("", description="host:port that coordinators should use; empty: host and port.")
 
@@ -153,7 +155,8 @@ class DraftWorkerSettings(WorkerSettings):
         "", description="The head's target, as in `model`: its embedding is read, and its output head, no layer."
     )
     head_states: AddressList = Field(
-        (), description="States of the target that the head reads, as its features name them; empty: as its config does."
+        (),
+        description="States of the target that the head reads, as its features name them; empty: as its config does.",
     )
     tree_width: int = Field(2, ge=1, le=16, description="Guesses beside one another at each level of the tree drafter.")
     ahead_branches: int = Field(

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from coordinator.directory import WorkerDirectory
-from coordinator.dns import DnsSource
+from coordinator.fleet.directory import WorkerDirectory
+from coordinator.fleet.sources import DnsSource
 from outrider.errors import InvalidArgument
 from outrider.serving.naming import resolve, split_names
 from outrider.settings import CoordinatorSettings
@@ -31,7 +31,8 @@ async def test_addresses_come_and_go_with_the_name():
     directory = WorkerDirectory(CoordinatorSettings(lease_ms=LEASE_MS))
     await directory.start()
     names = [("draft.test:9", "draft"), ("target.test:9", "target")]
-    running = asyncio.create_task(DnsSource(directory, names, lease_ms=LEASE_MS, resolve=resolve_here).run())
+    source = DnsSource(directory, names, lease_ms=LEASE_MS, resolve=resolve_here)
+    source.start()
 
     def known() -> dict[str, str]:
         return {worker.address: worker.role for worker in directory.workers()}
@@ -49,8 +50,7 @@ async def test_addresses_come_and_go_with_the_name():
         answers["target.test:9"] = ["127.0.0.4:9"]
         await until(lambda: known() == {"127.0.0.2:9": "draft", "127.0.0.4:9": "target"})
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await source.close()
         await directory.close()
 
 

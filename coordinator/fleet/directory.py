@@ -1,18 +1,18 @@
 """Which workers there are, which serve which model, which may draft for which, and which takes the next stream.
 
-Two sources behind one interface: the settings' static list, and leases that workers take themselves.
+Workers are known for as long as somebody holds them: see `coordinator.fleet.sources`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import math
 import time
 from collections.abc import Callable, Iterable
 
+from coordinator.fleet.worker import PROBE_TIMEOUT_S, WorkerRecord
 from coordinator.model import ServedModel
 from coordinator.names import read_aliases, read_pairs
-from coordinator.worker import PROBE_TIMEOUT_S, WorkerRecord
 from outrider.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from outrider.serving.worker_calls import DRAFT, TARGET
 from outrider.settings import CoordinatorSettings
@@ -33,17 +33,11 @@ class WorkerDirectory:
         self._aliases = read_aliases(settings.model_aliases)
         self._draft_models = read_pairs(settings.draft_models, "draft_models")
         self._workers: dict[str, WorkerRecord] = {}
-        self._leases: dict[str, str] = {}
         self._leaving: list[WorkerRecord] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Asks every listed worker once, so that what is up can serve at once."""
-        listed = [(a, TARGET) for a in self._settings.target_workers] + [
-            (a, DRAFT) for a in self._settings.draft_workers
-        ]
-        for address, role in listed:
-            self._workers[address] = WorkerRecord(address, role, self._on_change, static=True)
+        """Asks every worker that is held by now once, so that what is up can serve at once."""
         self._sweeper = asyncio.create_task(self._sweep())
         probes = [asyncio.create_task(worker.first_probe.wait()) for worker in self._workers.values()]
         if probes:
@@ -138,45 +132,38 @@ class WorkerDirectory:
     def has_healthy_target(self) -> bool:
         return any(self.health(w)[0] for w in self._of_role(TARGET))
 
-    def register(self, address: str, role: str) -> str:
-        """Takes a lease, returns its id. A second registration of the same address replaces the first.
+    def hold(self, address: str, role: str, holder: str, lease_s: float = math.inf) -> WorkerRecord:
+        """`holder` knows of a worker there, for `lease_s` from now on. Repeat it to renew.
 
-        Raises FailedPrecondition when the settings list the address as a worker of the other role.
+        Raises FailedPrecondition when somebody else holds the address as a worker of the other role.
         """
         worker = self._workers.get(address)
-        if worker is not None and worker.static and worker.role != role:
-            raise FailedPrecondition(
-                f"address {address} is listed as a {worker.role} worker in this coordinator's settings, it cannot "
-                f"register as a {role} worker",
-                field="role",
-                reason="ROLE_MISMATCH",
-            )
-        self._leases = {lease: known for lease, known in self._leases.items() if known != address}
-        if worker is None or worker.role != role:
-            if worker is not None:
-                self._remove(worker)
-            worker = self._workers[address] = WorkerRecord(address, role, self._on_change, static=False)
-        lease_id = secrets.token_hex(16)
-        self._leases[lease_id] = address
-        worker.draining = False
-        worker.lease_expires_at = time.monotonic() + self._settings.lease_ms / 1000
-        worker.probe_now()
-        return lease_id
+        if worker is not None and worker.role != role:
+            now = time.monotonic()
+            others = [name for name, until in worker.held_until.items() if name != holder and until > now]
+            if others:
+                raise FailedPrecondition(
+                    f"address {address} is listed as a {worker.role} worker in {others[0]}, it cannot be a {role} "
+                    "worker too",
+                    field="role",
+                    reason="ROLE_MISMATCH",
+                )
+            self._remove(worker)
+            worker = None
+        if worker is None:
+            worker = self._workers[address] = WorkerRecord(address, role, self._on_change)
+        worker.held_until[holder] = time.monotonic() + lease_s
+        return worker
 
-    def renew(self, lease_id: str) -> None:
-        """Raises NotFound for a lease that ran out or was never taken."""
-        self._leased(lease_id).lease_expires_at = time.monotonic() + self._settings.lease_ms / 1000
+    def held(self, address: str, holder: str) -> WorkerRecord | None:
+        """The worker there if `holder` holds it still."""
+        worker = self._workers.get(address)
+        return worker if worker is not None and holder in worker.held_until else None
 
-    def drain(self, lease_id: str) -> None:
-        """No new streams to this worker. Raises NotFound."""
-        self._leased(lease_id).draining = True
+    def drain(self, worker: WorkerRecord) -> None:
+        """No new streams to this worker."""
+        worker.draining = True
         self._on_change()
-
-    def _leased(self, lease_id: str) -> WorkerRecord:
-        address = self._leases.get(lease_id)
-        if address is None or address not in self._workers:
-            raise NotFound("lease_id names no lease: register again", field="lease_id", reason="LEASE_UNKNOWN")
-        return self._workers[address]
 
     def _of_role(self, role: str) -> list[WorkerRecord]:
         return [w for w in self._workers.values() if w.description is not None and w.description.role == role == w.role]
@@ -286,16 +273,14 @@ class WorkerDirectory:
         self._on_change()
 
     async def _sweep(self) -> None:
-        """Forgets leases that ran out, and closes what nobody uses any more."""
+        """Forgets workers that nobody holds any more, and closes those that nobody uses either."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            for lease_id, address in list(self._leases.items()):
-                worker = self._workers.get(address)
-                expires_at = worker.lease_expires_at if worker is not None else None
-                if worker is None or (expires_at is not None and time.monotonic() > expires_at):
-                    del self._leases[lease_id]
-                    if worker is not None and not worker.static:
-                        self._remove(worker)
+            now = time.monotonic()
+            for worker in list(self._workers.values()):
+                worker.held_until = {holder: until for holder, until in worker.held_until.items() if until > now}
+                if not worker.held_until:
+                    self._remove(worker)
             for worker in [w for w in self._leaving if not w.num_sessions]:
                 self._leaving.remove(worker)
                 await worker.close()

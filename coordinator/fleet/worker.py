@@ -26,11 +26,11 @@ PROBE_TIMEOUT_S = 2.0
 class WorkerRecord:
     """Described on connect, and again whenever another process answers at the address."""
 
-    def __init__(self, address: str, role: str, on_change: Callable[[], None], *, static: bool) -> None:
+    def __init__(self, address: str, role: str, on_change: Callable[[], None]) -> None:
         self.address = address
         self.role = role
-        self.static = static
-        self.lease_expires_at: float | None = None
+        self.held_until: dict[str, float] = {}
+        """By who holds it, in `time.monotonic` seconds; infinity: for good."""
         self.draining = False
         self.num_sessions = 0
         self.description: WorkerDescription | None = None
@@ -49,7 +49,7 @@ class WorkerRecord:
         """Why no stream should go there; empty when one may. Pairing is the directory's to judge."""
         if self.draining:
             return "draining"
-        if self.lease_expires_at is not None and not self.static and time.monotonic() > self.lease_expires_at:
+        if max(self.held_until.values(), default=0.0) < time.monotonic():
             return "its lease ran out"
         return "" if self.answers else self.detail
 
