@@ -260,11 +260,9 @@ def target_verify(
     drafter: str = "",
     num_draft_tokens: int = 0,
     tree_parents: Sequence[int] = (),
-    features_start: int | None = None,
 ) -> Any:
     """`committed_ids`: the last ids of the header's prefix that the worker lacks; usually none. Without drafts the
-    worker's own `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of this shape if one is given.
-    `features_start`: features come again from there on; None: those that did not come yet."""
+    worker's own `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of this shape if one is given."""
     return target_pb2.TargetServiceSessionRequest(
         verify=target_pb2.TargetVerify(
             header=convert.header_to_pb(header),
@@ -273,7 +271,6 @@ def target_verify(
             drafter=drafter,
             num_draft_tokens=num_draft_tokens,
             tree_parents=[parent + 1 for parent in tree_parents],
-            features_start=features_start,
         )
     )
 
@@ -286,10 +283,8 @@ def target_decode(
     drafter: str = "",
     num_draft_tokens: int = 0,
     tree_parents: Sequence[int] = (),
-    features_start: int | None = None,
 ) -> Any:
-    """As in `target_verify`: `drafter`, `num_draft_tokens` and `tree_parents` at every step, `features_start` at the
-    first."""
+    """As in `target_verify`: `drafter`, `num_draft_tokens` and `tree_parents` at every step."""
     return target_pb2.TargetServiceSessionRequest(
         decode=target_pb2.TargetDecode(
             header=convert.header_to_pb(header),
@@ -298,7 +293,6 @@ def target_decode(
             drafter=drafter,
             num_draft_tokens=num_draft_tokens,
             tree_parents=[parent + 1 for parent in tree_parents],
-            features_start=features_start,
         )
     )
 
