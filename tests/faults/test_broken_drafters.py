@@ -106,15 +106,18 @@ async def test_a_workers_drafter_raises(drafter: str, monkeypatch: pytest.Monkey
 async def test_a_workers_drafter_stalls(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each proposal takes longer than is waited for, for a while; then the drafter is itself again."""
     calls, kept = itertools.count(), WORKERS_DRAFTERS[drafter].propose
-    monkeypatch.setattr("coordinator.drafting.FIRST_WAIT_S", 0.05)
-    monkeypatch.setattr("coordinator.drafting.MIN_WAIT_S", 0.05)
 
     def propose(self: Any, num_draft_tokens: int) -> Any:
         if next(calls) < 2 * NUM_STREAMS:
             time.sleep(0.06)
         return (yield from kept(self, num_draft_tokens))
 
-    await check(drafter, lambda: monkeypatch.setattr(WORKERS_DRAFTERS[drafter], "propose", propose), counted=False)
+    def stall() -> None:
+        monkeypatch.setattr("coordinator.drafting.FIRST_WAIT_S", 0.05)
+        monkeypatch.setattr("coordinator.drafting.MIN_WAIT_S", 0.05)
+        monkeypatch.setattr(WORKERS_DRAFTERS[drafter], "propose", propose)
+
+    await check(drafter, stall, counted=False)
     assert next(calls) > 0, "INCONCLUSIVE"
 
 

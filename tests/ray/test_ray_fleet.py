@@ -57,7 +57,7 @@ def running() -> Iterator[Running]:
     fleet = Fleet(coordinators=(f"127.0.0.1:{port}",), pools=(DRAFTS, TARGETS))
     placed = RayFleet.place(fleet)
     try:
-        placed.wait_serving(placement_timeout_s=60, ready_timeout_s=60)
+        placed.wait_serving(placement_timeout_s=240, ready_timeout_s=240)
         yield Running(fleet, placed, port)
     finally:
         placed.stop()
@@ -71,8 +71,8 @@ async def test_workers_serve_through_the_coordinator_and_again_after_their_proce
     before = running.placed.statuses()
     assert sorted(before) == ["draft-0", "draft-1", "target-0"]
     assert len({status.address for status in before.values()}) == 3
-    async with local_coordinator(running.port) as address, Client(address, timeout_s=30) as client:
-        await wait_workers(client, lambda workers: len(workers) == 3, timeout_s=30)
+    async with local_coordinator(running.port) as address, Client(address, timeout_s=240) as client:
+        await wait_workers(client, lambda workers: len(workers) == 3, timeout_s=240)
         first = await complete(client)
         assert first.usage.completion_tokens == 32
         assert first.speculation.num_draft_tokens > 0, "inconclusive: nothing was drafted"
@@ -80,12 +80,12 @@ async def test_workers_serve_through_the_coordinator_and_again_after_their_proce
         for name in ("draft-0", "target-0"):
             os.kill(before[name].pid, signal.SIGKILL)
         for name in ("draft-0", "target-0"):
-            again = await asyncio.to_thread(running.placed.wait_restarted, before[name], timeout_s=60)
+            again = await asyncio.to_thread(running.placed.wait_restarted, before[name], timeout_s=240)
             assert again.address == before[name].address
             assert again.pid != before[name].pid
         assert running.placed.statuses()["draft-1"] == before["draft-1"]
 
-        info = await wait_workers(client, lambda workers: len(workers) == 3, timeout_s=30)
+        info = await wait_workers(client, lambda workers: len(workers) == 3, timeout_s=240)
         assert {worker.address for worker in info.workers} == {status.address for status in before.values()}
         second = await complete(client)
         assert second.token_ids == first.token_ids
@@ -120,6 +120,6 @@ def test_worker_that_cannot_start_says_why() -> None:
     placed = RayFleet.place(Fleet(coordinators=("127.0.0.1:1",), pools=(pool,)))
     try:
         with pytest.raises(WorkerFailed, match="nonsense"):
-            placed.wait_serving(placement_timeout_s=30, ready_timeout_s=30)
+            placed.wait_serving(placement_timeout_s=30, ready_timeout_s=240)
     finally:
         placed.kill()

@@ -85,12 +85,12 @@ async def test_greedy_and_coupled_text_equals_plain_text(kind, tmp_path):
         DraftWorkerSettings(
             model=str(folder),
             dtype="float32",
-            num_threads=2,
+            num_threads=1,
             weight_dtype=weight_dtype,
             draft_vocab="" if kind in ("int8", "int4") else str(path),
         )
     )
-    target = load_model(TargetWorkerSettings(model=str(folder), dtype="float32", num_threads=2))
+    target = load_model(TargetWorkerSettings(model=str(folder), dtype="float32", num_threads=1))
     assert (f"{weight_dtype} weights" in draft.description.numerics_fingerprint) == (kind != "trimmed")
     assert draft.description.vocab_size == target.description.vocab_size == VOCAB
     rng = np.random.default_rng(3)

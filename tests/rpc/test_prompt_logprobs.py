@@ -113,7 +113,7 @@ async def test_equal_to_a_fresh_forward_of_a_real_architecture(tmp_path) -> None
     from outrider.settings import TargetWorkerSettings
 
     stock = save_tiny(tmp_path, "qwen2", seed=1)
-    loaded = load_model(TargetWorkerSettings(model=str(tmp_path), dtype="float32", num_threads=2))
+    loaded = load_model(TargetWorkerSettings(model=str(tmp_path), dtype="float32", num_threads=1))
     prompt = np.random.default_rng(1).integers(2, VOCAB, size=301).tolist()
     with torch.inference_mode():
         rows = torch.log_softmax(stock(torch.tensor([prompt])).logits[0].double(), -1).numpy()

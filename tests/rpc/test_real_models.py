@@ -18,7 +18,7 @@ BUNDLE = "smollm2-135m"
 @pytest.fixture(scope="module")
 def smollm():
     """One copy in memory, for both workers of each stack: they each build their own engine and cache over it."""
-    return lambda: load_model(TargetWorkerSettings(model=BUNDLE, dtype="float32", num_threads=2))
+    return lambda: load_model(TargetWorkerSettings(model=BUNDLE, dtype="float32", num_threads=1))
 
 
 def options(gamma):

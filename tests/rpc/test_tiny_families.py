@@ -91,7 +91,7 @@ async def test_greedy_equals_plain_and_transformers(family, tmp_path):
     perturb(draft_folder, ALL_FAMILIES[family][1])
 
     def load(folder):
-        loaded = load_model(TargetWorkerSettings(model=str(folder), dtype="float32", num_threads=2))
+        loaded = load_model(TargetWorkerSettings(model=str(folder), dtype="float32", num_threads=1))
         return dataclasses.replace(loaded)
 
     rng = torch.Generator().manual_seed(7)
@@ -137,7 +137,7 @@ async def test_a_cache_of_another_type_keeps_the_promise_and_is_told(family, tmp
     save_tiny(draft_folder, family, seed=1)
     perturb(draft_folder, ALL_FAMILIES[family][1])
     worker = {"dtype": "bfloat16", "kv_cache_dtype": "float16", "max_context_length": 100, "kv_cache_bytes": 1 << 24}
-    target = {"numerics": "exact", "num_threads": 2}
+    target = {"numerics": "exact", "num_threads": 1}
     prompts = [[(5 * i * i + n) % (VOCAB - 2) + 2 for i in range(n)] for n in (5, 20, 37)]
     stack = in_process_stack(
         str(target_folder), str(draft_folder), worker=worker, target_worker=target, draft_worker=OFFERS

@@ -22,7 +22,7 @@ PROMPT = "Explain in two sentences how rain forms."
 
 @pytest.fixture(scope="module")
 def settings():
-    return WorkerSettings(model="smollm2-135m", num_threads=2, kv_cache_bytes=256 << 20)
+    return WorkerSettings(model="smollm2-135m", num_threads=1, kv_cache_bytes=256 << 20)
 
 
 @pytest.fixture(scope="module")
