@@ -33,11 +33,15 @@ demo: setup  ## three local processes, one streamed chat, plain beside speculati
 demo-ray: setup  ## the same services placed by a local Ray, one of them killed on the way
 	RAY_AUTH_MODE=disabled $(BIN)/python -m deploy.ray.demo
 
+# A test file runs whole in one process, those with slow tests first. PROCESSES=0 runs all in this one, in order.
+PROCESSES ?= 2
+PARALLEL = $(if $(filter-out 0,$(PROCESSES)),--numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder)
+
 test: setup  ## the whole suite, random counts at a tenth
-	OUTRIDER_TEST_SCALE=0.1 $(BIN)/python -m pytest
+	OUTRIDER_TEST_SCALE=0.1 $(BIN)/python -m pytest $(PARALLEL)
 
 check: setup  ## the whole suite at full counts; last line is one JSON object
-	OUTRIDER_TEST_SCALE=1 $(BIN)/python tests/check.py
+	OUTRIDER_TEST_SCALE=1 $(BIN)/python tests/check.py $(PARALLEL)
 
 lint: setup  ## ruff, mypy, buf
 	$(BIN)/ruff check .

@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The cores are shared out among the test processes: threads of two of them would wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Where nothing is meant to be silent, only a slow machine is.
+os.environ.setdefault("OUTRIDER_PEER_TIMEOUT_S", "60")
+
 import outrider.lm  # noqa: F401  (before anything imports torch: it sets how idle threads wait)
 
 SCALE = float(os.environ.get("OUTRIDER_TEST_SCALE", "0.1"))
@@ -25,3 +32,9 @@ def require_tool(name: str) -> str:
             pytest.fail(f"{name} is missing, and .ci/run must install it", pytrace=False)
         pytest.skip(f"{name} is not installed")
     return path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, each file whole: of two processes neither is left alone with a long one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
