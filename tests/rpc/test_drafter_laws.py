@@ -18,8 +18,11 @@ VOCAB, NUM_TOKENS = 5, 3
 TARGET, DRAFT = f"toy:vocab={VOCAB},seed=7", f"toy:vocab={VOCAB},seed=7,agreement=0.6"
 PROMPT = [1, 2, 4, 1, 2, 3, 0, 1, 2]
 """It repeats itself, so that there is something to look up."""
-WORKERS = {"draft_worker": {"drafters": ("model", "tree")}, "target_worker": {"heads": ("toy:agreement=0.6",)}}
-DRAFTERS = ["model", "tree", "toy", "toy-tree", "lookup", "suffix", "auto"]
+WORKERS = {
+    "draft_worker": {"drafters": ("model", "tree")},
+    "target_worker": {"heads": ("toy:agreement=0.6", "skip:1")},
+}
+DRAFTERS = ["model", "tree", "toy", "toy-tree", "skip", "lookup", "suffix", "auto"]
 BUSY = {"temperature": 1.0, "frequency_penalty": 0.3, "logit_bias": {0: 0.5}}
 
 
