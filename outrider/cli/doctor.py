@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
@@ -17,9 +17,11 @@ from packaging.requirements import Requirement
 from pydantic import ValidationError
 
 from outrider.cli.bundles import known_models
+from outrider.cli.check import Check
 from outrider.cli.console import EXIT_FAILURE, describe_failure, err, out, print_json, reporting_errors
+from outrider.cli.doctor_heads import check_heads
 from outrider.cli.flags import CLIENT_VARIABLES
-from outrider.cli.options import AUTO_DRAFT, Draft, Json, Target, choose_draft
+from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
@@ -30,30 +32,23 @@ from outrider.settings import PREFIX, TargetWorkerSettings, WorkerSettings, unkn
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line. `state` is ok, warn or fail; `fix` says what to do unless it is ok."""
-
-    state: str
-    name: str
-    detail: str
-    fix: str = ""
-
-
 def register(app: typer.Typer) -> None:
     """Adds the command."""
     app.command("doctor", rich_help_panel="Prove and measure")(_command)
 
 
-def _command(target: Target = DEFAULT_MODEL, draft: Draft = AUTO_DRAFT, as_json: Json = False) -> None:
-    """Check versions, settings, ports, memory, GPU, threads, that target and draft share a tokenizer, exact numerics.
+def _command(
+    target: Target = DEFAULT_MODEL, draft: Draft = AUTO_DRAFT, heads: Heads = AUTO_HEADS, as_json: Json = False
+) -> None:
+    """Check versions, settings, ports, memory, GPU, threads, tokenizers of target and draft, exact numerics, heads.
 
     Exit code 1 if a check fails.
     """
     checks = []
     with reporting_errors():
-        chosen = choose_draft(target, draft)
-    for check in run_checks(target, chosen):
+        chosen_heads = choose_heads(target, heads)
+        chosen = choose_draft(target, draft, chosen_heads)
+    for check in run_checks(target, chosen, chosen_heads):
         checks.append(check)
         if not as_json:
             out.print(f"[{_COLOURS[check.state]}]{check.state:>4}[/]  [bold]{check.name}[/]: {check.detail}")
@@ -65,7 +60,7 @@ def _command(target: Target = DEFAULT_MODEL, draft: Draft = AUTO_DRAFT, as_json:
     raise SystemExit(EXIT_FAILURE if failed else 0)
 
 
-def run_checks(target: str, draft: str | None) -> Iterator[Check]:
+def run_checks(target: str, draft: str | None, heads: Sequence[str] = ()) -> Iterator[Check]:
     """Every check, in the order that a fix would take."""
     yield from check_packages()
     yield check_variables()
@@ -77,6 +72,7 @@ def run_checks(target: str, draft: str | None) -> Iterator[Check]:
     yield from check_gpu()
     if all(check.state != "fail" for check in settings):  # loading reads them too
         yield from check_models(target, draft)
+        yield from check_heads(target, heads)
 
 
 def check_packages() -> Iterator[Check]:

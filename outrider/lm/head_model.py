@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,24 @@ def load_head_model(settings: DraftWorkerSettings, on_progress: Callable[[str, f
     return _load(settings, on_progress)
 
 
-def _load(settings: DraftWorkerSettings, on_progress: Callable[[str, float | None], None]) -> LoadedModel:
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A head with what it shares with its target. source: where it was read. head: a Medusa head is one, too."""
+
+    head: Any
+    source: Path
+    shell: Any
+    tokenizer_json: str
+
+
+def find_head(settings: DraftWorkerSettings, on_progress: Callable[[str, float | None], None]) -> FoundHead:
+    """Reads both. Raises InvalidArgument or FailedPrecondition, naming the setting and what does not fit."""
     import torch
 
     from outrider.lm.checkpoint import pick_device
-    from outrider.lm.heads import EagleHead, load_head
+    from outrider.lm.heads import load_head
     from outrider.lm.heads.target import cheapest_dtype
-    from outrider.lm.loading import context_length, locate
+    from outrider.lm.loading import locate
     from outrider.lm.pretrained import load_tokenizer
     from outrider.lm.target_shell import load_shell
 
@@ -104,11 +116,19 @@ def _load(settings: DraftWorkerSettings, on_progress: Callable[[str, float | Non
             device=device,
             trust_remote_code=trusted,
         )
-    source = str(head_folder(settings.head) or settings.head)
+    source = Path(head_folder(settings.head) or settings.head).expanduser()
     on_progress(f"loading the head {source}", 0.7)
     states = read_states(",".join(settings.head_states), "head_states") if settings.head_states else None
-    dtype = cheapest_dtype(shell.target)
-    head = load_head(source, shell.target, dtype=dtype, states=states)
+    head = load_head(source, shell.target, dtype=cheapest_dtype(shell.target), states=states)
+    return FoundHead(head, source, shell, tokenizer_json)
+
+
+def _load(settings: DraftWorkerSettings, on_progress: Callable[[str, float | None], None]) -> LoadedModel:
+    from outrider.lm.heads import EagleHead
+    from outrider.lm.loading import context_length
+
+    found = find_head(settings, on_progress)
+    head, source, shell = found.head, found.source, found.shell
     if not isinstance(head, EagleHead):
         raise InvalidArgument(
             f"head: {source} is of kind {head.kind}, which drafts beside its target only: give it to a target worker, "
@@ -122,16 +142,16 @@ def _load(settings: DraftWorkerSettings, on_progress: Callable[[str, float | Non
             "%s. Set head_states if its layers are others",
             source, head.convention, others,
         )  # fmt: skip
-    name = Path(source).expanduser().resolve().name
+    name = source.resolve().name
     description = ModelDescription(
         model=settings.model_name or name,
-        model_fingerprint=_fingerprint(Path(source).expanduser(), str(head.convention)),
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer_json),
+        model_fingerprint=_fingerprint(source, str(head.convention)),
+        tokenizer_fingerprint=tokenizer_fingerprint(found.tokenizer_json),
         vocab_size=shell.target.vocab_size,
         context_length=context_length(shell.context_length or settings.max_context_length, settings),
-        tokenizer_json=tokenizer_json.encode(),
-        dtype=str(dtype).removeprefix("torch."),
-        weight_bytes=head.num_parameters * dtype.itemsize,
+        tokenizer_json=found.tokenizer_json.encode(),
+        dtype=str(head.dtype).removeprefix("torch."),
+        weight_bytes=head.num_parameters * head.dtype.itemsize,
     )
     model = HeadModel(
         head,
