@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from coordinator.admission import Admission
 from coordinator.drafting import DraftSide
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.outbox import Outbox
 from coordinator.pool import SessionPool
-from coordinator.request import ResolvedRequest
+from coordinator.request import AUTO, ResolvedRequest
 from coordinator.round_loop import RoundLoop
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import TextCodec
+from coordinator.traces import Traces
 from coordinator.verifying import TargetSide
 from outrider.errors import DeadlineExceeded
 from outrider.results import Started
@@ -32,6 +34,7 @@ class Generation:
         self._metrics = metrics
         self._admission = admission
         self._settings = settings
+        self.traces = Traces(settings.trace_steps)
 
     async def events(
         self, request: ResolvedRequest, codec: TextCodec, *, arrived: float, time_left_s: float | None
@@ -43,6 +46,7 @@ class Generation:
         )
         deadline = asyncio.get_running_loop().time() + limit_s
         streams = [Stream(request, choice, codec, deadline=deadline) for choice in range(request.num_choices)]
+        self.traces.begin(request.request_id, request.tenant, request.num_choices)
         ticket = self._admission.enter(request.num_choices, request.priority)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -53,6 +57,9 @@ class Generation:
                 prompt_hash=request.prompt_hash,
                 num_prompt_tokens=len(request.prompt_ids),
                 model=request.model,
+                num_speculative_tokens=request.num_speculative_tokens,
+                max_speculative_tokens=request.max_draft_tokens,
+                drafter=request.drafter or AUTO,
             )
             outbox = Outbox(self._settings.emit_buffer_chunks)
             async with asyncio.timeout_at(deadline):
@@ -76,11 +83,13 @@ class Generation:
     async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
+        stream.keeps_steps |= self.traces.is_on
+        keep_step = partial(self.traces.add, stream.request.request_id)
         meter = self._metrics.watch(stream, arrived)
         target = TargetSide(stream, self._pool)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
-        loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived)
+        loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived, keep_step)
         try:
             async with asyncio.timeout_at(deadline):
                 if stream.choice and stream.request.prompt_logprobs is not None:

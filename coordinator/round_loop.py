@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Callable
 
 from coordinator.drafting import Drafted, DraftSide
 from coordinator.gamma.policy import HIT, LATE, Choice, GammaPolicy, RoundReport
@@ -13,9 +14,10 @@ from coordinator.local_drafts import LocalDrafts
 from coordinator.outbox import Outbox
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
+from coordinator.traces import CAUSES
 from coordinator.verifying import TargetLost, TargetSide
 from outrider.drafting.guess import Guess
-from outrider.results import Step
+from outrider.results import GammaCause, Step
 from outrider.sampling.params import Origin
 from outrider.serving.session_calls import SealedProposal, continued, own_drafts
 
@@ -35,7 +37,10 @@ class RoundLoop:
         policy: GammaPolicy,
         outbox: Outbox,
         arrived: float,
+        keep_step: Callable[[int, Step], None] = lambda choice, step: None,
     ) -> None:
+        """arrived: the request, in `time.perf_counter`. keep_step: gets a record of each round where any are wanted."""
+        self._keep_step = keep_step
         self._stream = stream
         self._target = target
         self._draft = draft
@@ -255,7 +260,8 @@ class RoundLoop:
             self._local.learn(verdict.header.base_length, proposal.token_ids, verdict.row_choices)
         chunk = self._stream.commit(verdict, by=by)
         self._local.committed(() if proposal.is_tree else proposal.token_ids, verdict)
-        if self._stream.request.report_steps:
+        if self._stream.keeps_steps:
+            price = choice.price
             step = Step(
                 num_draft_tokens_wanted=choice.num_draft_tokens,
                 num_draft_tokens=verdict.num_draft_tokens,
@@ -270,7 +276,17 @@ class RoundLoop:
                 sampling_ms=timed.sampling_ms,
                 emit_ms=1000 * (time.perf_counter() - committing),
                 ahead=drafted.ahead,
+                cause=CAUSES.get(by.reason, GammaCause.UNSPECIFIED),
+                soft_acceptances=verdict.soft_acceptances,
+                price_tokens_per_ms=price.tokens_per_ms if price is not None else 0.0,
+                row_price_tokens=price.row_tokens if price is not None else 0.0,
+                draft_queue_ms=proposal.queue_us / 1000,
+                draft_network_ms=drafted.network_ms,
+                start_ms=1000 * (committing - self._arrived) - round_ms,
+                num_tokens=len(chunk.token_ids),
             )
-            chunk = dataclasses.replace(chunk, step=step)
+            self._keep_step(self._stream.choice, step)
+            if self._stream.request.report_steps:
+                chunk = dataclasses.replace(chunk, step=step)
         self._outbox.put(chunk)
         return verdict.num_accepted

@@ -27,7 +27,7 @@ from outrider.results import Complete
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.channel import is_host_and_port
 from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
-from outrider.serving.events import event_to_pb
+from outrider.serving.events import event_to_pb, step_to_pb
 from outrider.serving.metrics import metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
@@ -120,6 +120,16 @@ class GenerationServicer:
             num_requests_waiting=self._admission.num_waiting,
             uptime_s=time.monotonic() - self._started,
             draining=self._server.draining,
+        )
+
+    async def GetTrace(self, request: pb.GetTraceRequest, context: Any) -> pb.GetTraceResponse:
+        tenant = tenant_of(context.invocation_metadata() or (), self._settings.trusted_tenant_header)
+        streams = self._generation.traces.of(request.request_id, tenant)
+        return pb.GetTraceResponse(
+            streams=[
+                pb.StreamTrace(index=one.index, steps=map(step_to_pb, one.steps), num_left_out=one.num_left_out)
+                for one in streams
+            ]
         )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:

@@ -32,6 +32,8 @@ class Stream:
         self.log = Log(request.prompt_ids, request.prompt_hash)
         self.statistics = StreamStatistics()
         self.features = FeatureRelay()
+        self.keeps_steps = request.report_steps
+        """Whether anybody wants records of its rounds."""
         self.finish = Finish.NONE
         self.matched_stop: int | str | None = None
         self._text = OutputText(

@@ -215,6 +215,15 @@ class Client:
             model_aliases=dict(reply.model_aliases),
         )
 
+    async def trace(self, request_id: str) -> tuple[results.StreamTrace, ...]:
+        """The rounds of a request that has ended or runs, a trace for each choice. Raises NotFound once the coordinator
+        keeps them no longer."""
+        reply = await self._call(self._stub.GetTrace, generation_pb2.GetTraceRequest(request_id=request_id))
+        return tuple(
+            results.StreamTrace(stream.index, tuple(map(_read_step, stream.steps)), stream.num_left_out)
+            for stream in reply.streams
+        )
+
     async def tokenize(
         self,
         prompt: str | Sequence[Message],
@@ -371,6 +380,10 @@ def _read_speculation(message: generation_pb2.SpeculationStats) -> results.Specu
     return _read(results.Speculation, message, drafter_uses=uses, drafter_outlooks=outlooks)
 
 
+def _read_step(message: generation_pb2.StepRecord) -> results.Step:
+    return _read(results.Step, message, cause=results.GammaCause(message.cause))
+
+
 def _read_event(response: generation_pb2.GenerateResponse) -> Event:
     match response.WhichOneof("event"):
         case "started":
@@ -385,7 +398,7 @@ def _read_event(response: generation_pb2.GenerateResponse) -> Event:
                 chunk,
                 origins=tuple(Origin(origin) for origin in chunk.origins),
                 logprobs=_read_logprobs(chunk.logprobs) if chunk.HasField("logprobs") else None,
-                step=_read(results.Step, chunk.step) if chunk.HasField("step") else None,
+                step=_read_step(chunk.step) if chunk.HasField("step") else None,
             )
         case "complete":
             complete = response.complete

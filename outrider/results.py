@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.sampling.params import AcceptanceRule, Origin
+from outrider.sampling.params import AcceptanceRule, Named, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,12 @@ class Started:
     prompt_hash: int
     num_prompt_tokens: int
     model: str
+    num_speculative_tokens: int | None = None
+    """Drafts of every round, where their number is fixed; None: the service chooses."""
+    max_speculative_tokens: int = 0
+    """Drafts of a round at most."""
+    drafter: str = ""
+    """`auto`: the service chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,32 @@ class PromptLogprobs:
     logprobs: Logprobs
 
 
+class GammaCause(Named):
+    """Why a round had as many drafts as it had; see the wire's enum."""
+
+    UNSPECIFIED = 0
+    FIXED = 1
+    OFF = 2
+    BEST = 3
+    LOAD = 4
+    PRIOR = 5
+    MATCH = 6
+    PROBE = 7
+    WARM_UP = 8
+    NO_ROOM = 9
+    NO_MATCH = 10
+    NO_DRAFTER = 11
+    DRAFT_LATE = 12
+    DRAFT_LOST = 13
+    PREFILL = 14
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One round, as the coordinator measured it; times in ms. `round_ms` holds all the others but `emit_ms`, which
     comes after it; `sampling_ms` is a part of `verify_ms`. `ahead`: what became of the branches that the round before
-    asked for, hit, late or miss; empty: none were."""
+    asked for, hit, late or miss; empty: none were. `cause`: of the number of drafts, which `reason` says in more words.
+    `price_tokens_per_ms`: what each ms of drafting had to earn for the chain to go on; 0: it was as long as wanted."""
 
     num_draft_tokens_wanted: int
     num_draft_tokens: int
@@ -55,11 +82,34 @@ class Step:
     sampling_ms: float = 0.0
     emit_ms: float = 0.0
     ahead: str = ""
+    cause: GammaCause = GammaCause.UNSPECIFIED
+    soft_acceptances: bytes = b""
+    """By position the target's own chance of each draft, out of 255."""
+    price_tokens_per_ms: float = 0.0
+    row_price_tokens: float = 0.0
+    """Committed tokens that a row of the pass takes from this stream and from others."""
+    draft_queue_ms: float = 0.0
+    """A part of `draft_ms`."""
+    draft_network_ms: float = 0.0
+    """A part of `network_ms`."""
+    start_ms: float = 0.0
+    """After the request's arrival."""
+    num_tokens: int = 0
+    """Committed."""
 
     @property
     def overhead_ms(self) -> float:
         """The round less all work of the workers: coordinator, gRPC, conversion."""
         return self.round_ms - self.draft_ms - self.verify_ms - self.queue_ms
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTrace:
+    """Rounds of one choice of an earlier request, `num_left_out` further ones were not kept."""
+
+    index: int
+    steps: tuple[Step, ...]
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class LineCost:
     def ms(self, size: float, near: float = 0.0) -> float:
         """near: the sizes around it shape the line, as work need not grow evenly: a pass is flat at first."""
         if self._measured is None:
-            self._measured = {n: m.value() for n, m in self._by_size.items() if len(m) >= MIN_MEASURED and self._is_fresh(n)}
+            known = {n: m for n, m in self._by_size.items() if len(m) >= MIN_MEASURED}
+            self._measured = {n: m.value() for n, m in known.items() if self._is_fresh(n)}
         if size in self._measured:
             return self._measured[size]  # type: ignore[index]
         base, slope = self.line(near)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from outrider.sampling.masks import ALL_TOKENS, NO_BAD_WORDS, BadWords, TokenSet
 
 
-class _Named(enum.IntEnum):
+class Named(enum.IntEnum):
     """Reads as its name in lower case wherever it is printed; on the wire and in arithmetic it is its number."""
 
     def __str__(self) -> str:
@@ -19,7 +19,7 @@ class _Named(enum.IntEnum):
         return format(str(self), spec)
 
 
-class AcceptanceRule(_Named):
+class AcceptanceRule(Named):
     """Numbers equal those of the wire's enum."""
 
     TOKEN = 1
@@ -27,7 +27,7 @@ class AcceptanceRule(_Named):
     COUPLED = 3
 
 
-class Origin(_Named):
+class Origin(Named):
     """Where a committed token came from. Numbers equal those of the wire's enum."""
 
     ACCEPTED = 1
@@ -36,7 +36,7 @@ class Origin(_Named):
     PLAIN = 4
 
 
-class Finish(_Named):
+class Finish(Named):
     """Why a stream ended; NONE while it has not. Numbers equal those of the wire's enum."""
 
     NONE = 0

@@ -44,8 +44,13 @@ def _chunk(chunk: Chunk) -> generation_pb2.GenerateChunk:
         text=chunk.text,
         origins=chunk.origins,  # type: ignore[arg-type]
         logprobs=_logprobs(chunk.logprobs) if chunk.logprobs is not None else None,
-        step=_same_names(generation_pb2.StepRecord, chunk.step) if chunk.step is not None else None,
+        step=step_to_pb(chunk.step) if chunk.step is not None else None,
     )
+
+
+def step_to_pb(step: Step) -> generation_pb2.StepRecord:
+    message: generation_pb2.StepRecord = _same_names(generation_pb2.StepRecord, step)
+    return message
 
 
 def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
