@@ -41,9 +41,11 @@ class Heads(Equipment):
         for entry in self._settings.heads:
             name, source = _parse(entry)
             held = self._load(name, source, loaded)
-            if held.description.name in self.held:
+            taken = {taken for other in self.held.values() for taken in other.description.names}
+            twice = [each for each in held.description.names if each in taken]
+            if twice:
                 raise InvalidArgument(
-                    f"heads: two are called {held.description.name}; write name=... before one of them", field="heads"
+                    f"heads: two are called {twice[0]}; write name=... before one of them", field="heads"
                 )
             self.held[held.description.name] = held
         if self.states:

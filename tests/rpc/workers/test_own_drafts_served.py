@@ -111,6 +111,7 @@ async def test_a_failing_head_is_told_and_costs_speed_only():
     ("heads", "told"),
     [
         (("toy:agreement=0.5", "toy:agreement=0.6"), "two are called toy"),
+        (("toy:agreement=0.5", "toy-tree=toy:agreement=0.6"), "two are called toy-tree"),
         (("toy:nonsense=1",), "nonsense"),
         (("nowhere",), "nowhere"),
     ],
