@@ -58,7 +58,7 @@ def draw_children(
     if params.greedy:
         return certain_children(processed_logits(logits, params, stopping, history), num_children)
     if params.acceptance is AcceptanceRule.COUPLED:
-        ids, weights = support(logits, params, stopping, history)
+        ids, weights = support(logits, params, stopping, history).possible()
         keys = weights + noise.gumbel(position, len(weights) if ids is None else ids)
         probabilities, chances = _normalised(weights), _normalised(keys)
         possible = int((probabilities > 0).sum())
@@ -97,10 +97,12 @@ def without(q: SparseQ, token_id: int) -> SparseQ | None:
 def certain_children(logits: np.ndarray, num_children: int) -> list[Child]:
     """The likeliest tokens of processed logits float32[V], one-hot: what greedy children are, and exact under any rule,
     as nothing was sampled."""
-    best = likeliest(logits, num_children)
-    best = best[np.isfinite(logits[best])]
-    probabilities = _normalised(logits.astype(np.float64))
-    return [Child(int(i), None, float(probabilities[i]), float(probabilities[i])) for i in best]
+    # a head may be able to say but a part of a large vocabulary
+    (ids,) = np.nonzero(logits > -np.inf)
+    values = logits[ids]
+    probabilities = _normalised(values.astype(np.float64))
+    best = likeliest(values, num_children)
+    return [Child(int(ids[i]), None, float(probabilities[i]), float(probabilities[i])) for i in best]
 
 
 def _normalised(keys: np.ndarray) -> np.ndarray:
