@@ -127,10 +127,10 @@ class Simulation:
 
     def run(self, num_tokens: int) -> Outcome:
         """Until so many more tokens are committed."""
-        before, tokens, ms = self._counted_tokens(), self.num_tokens, self.clock.now
+        before, ms = self._counted_tokens(), self.clock.now
         rounds, by_gamma = self._rounds.copy(), self._tokens.copy()
         busy = [engine.busy_ms for engine in (*self._targets, *self._drafts)]
-        while self.num_tokens - tokens < num_tokens:
+        while self.num_tokens < before + num_tokens:
             self.clock.step()
         elapsed_ms = self.clock.now - ms
         spent = [engine.busy_ms - b for engine, b in zip((*self._targets, *self._drafts), busy, strict=True)]

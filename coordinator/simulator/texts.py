@@ -76,7 +76,8 @@ class Text:
             weight = 1 / self.spread - 1
             chances = rng.beta(np.maximum(1e-3, weight * chances), np.maximum(1e-3, weight * (1 - chances)))
         chances = np.concatenate([chances, chances[:TAIL]])
-        coins = rng.random(len(chances))
+        # one in each 1/n of [0, 1): their mean is that of the law, and figures of one text say more
+        coins = rng.permutation((np.arange(len(chances)) + rng.random(len(chances))) / len(chances))
         odds = np.log(np.clip(chances, 1e-4, 1 - 1e-4)) - np.log1p(-np.clip(chances, 1e-4, 1 - 1e-4))
         odds += self.confidence_bias + self.confidence_noise * rng.standard_normal(len(chances))
         falls = coins >= chances

@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from outrider.cli import bench, chat, demo, distill, doctor, draft_vocab, generate, models, services, trace, up, verify
+from outrider.cli import (
+    bench,
+    chat,
+    demo,
+    distill,
+    doctor,
+    draft_vocab,
+    generate,
+    models,
+    plan,
+    services,
+    trace,
+    up,
+    verify,
+)
 from outrider.serving import huge_pages
 
 app = typer.Typer(
@@ -33,7 +47,21 @@ def _root(
     pass
 
 
-for command in (up, services, generate, chat, models, trace, draft_vocab, distill, doctor, verify, bench, demo):
+for command in (
+    up,
+    services,
+    generate,
+    chat,
+    models,
+    trace,
+    draft_vocab,
+    distill,
+    doctor,
+    verify,
+    bench,
+    plan,
+    demo,
+):
     command.register(app)
 
 

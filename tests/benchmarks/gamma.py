@@ -7,8 +7,8 @@ all vary by 3%. Acceptance: the same at every place of the text; two-regime .94 
 mean; drifting between .95 and .5 along a sine of 2048 tokens. All policies meet the same texts with the same coins.
 The last line of stdout is one JSON object, a key per row, each with its figure, its bar, and whether it is reached.
 
-Variables: SEEDS, RTTS (ms, to the draft worker), BATCHES (streams at once), TOKENS (of a stream alone; of eight a
-quarter, of more an eighth each), JOBS (processes), SERVICES=0 to leave out what is timed through real services.
+Variables: SEEDS, RTTS (ms, to the draft worker), BATCHES (streams at once), TOKENS (of a stream alone; of eight
+half as many each, of more a quarter), JOBS (processes), SERVICES=0 to leave out what is timed through real services.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def measure(cell: Cell, seed: int, stream_tokens: int) -> Figures:
 
 def measure_all(cells: Iterable[Cell], num_seeds: int, num_tokens: int, num_jobs: int = 1) -> dict[Cell, list[Figures]]:
     """num_tokens: of a stream alone."""
-    jobs = [(cell, seed, num_tokens // (1, 4, 8)[min(2, cell.batch.bit_length() // 3)]) for cell in cells
+    jobs = [(cell, seed, num_tokens // (1, 2, 4)[min(2, cell.batch.bit_length() // 3)]) for cell in cells
             for seed in range(num_seeds)]  # fmt: skip
     # the dear ones first
     jobs.sort(key=lambda job: -job[0].batch)

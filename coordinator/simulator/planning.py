@@ -1,0 +1,180 @@
+"""What a fleet needs: best γ, speeds and numbers of workers by load, each figure from a simulation of it.
+
+γ is the best fixed one there, which the controller comes within a few percent of. Texts are of one acceptance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.gamma.fixed import FixedGamma
+from coordinator.simulator.simulation import Outcome, Simulation
+from coordinator.simulator.texts import Text, constant
+from coordinator.simulator.world import World
+
+LOADS = (1, 2, 4, 8, 16, 32, 64)
+"""Streams a target that plans are made for."""
+MAX_STREAMS = 100_000
+MAX_STREAMS_PER_TARGET = 512
+NUM_TOKENS, TOKENS_PER_STREAM = 5000, 40
+"""Of a simulation: at least so many, and at least so many for each stream."""
+MIN_GAIN = 1.01
+"""Less is the noise of a simulation."""
+FLEET_TOKENS_PER_STREAM, MAX_TOKENS = 12, 200_000
+BEGIN_TOKENS = 4
+"""Of each stream before anything is counted."""
+TEXT_LENGTH = 1 << 13
+KEPT_SHARE = 0.97
+"""Of the speed that draft workers in plenty would give: fewer are enough when that much is kept."""
+MAX_TARGETS_PER_DRAFT, MAX_DRAFTS_PER_TARGET = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The best γ and what a stream gets with it, beside plain decoding at the same load. `draft_load`: share of a draft
+    worker's time that it takes."""
+
+    num_streams: int
+    gamma: int
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    draft_load: float
+
+    @property
+    def gain(self) -> float:
+        return self.tokens_per_s / self.plain_tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """`num_drafts` 0: none, or the drafter is on the targets. `tokens_per_s`: of a stream, all of them at once."""
+
+    num_targets: int
+    num_drafts: int
+    streams_per_target: int
+    gamma: int
+    tokens_per_s: float
+
+
+class Planner:
+    """Of one target, its draft workers and texts of one acceptance."""
+
+    def __init__(self, world: World, acceptance: float, *, max_draft_tokens: int) -> None:
+        """world: costs and networks; its numbers of workers are not read."""
+        self.world = world
+        self._text = Text(constant(acceptance), length=TEXT_LENGTH)
+        self._max_draft_tokens = max_draft_tokens
+        self._speeds: dict[int, Speed] = {}
+
+    def colocated(self) -> Planner:
+        """With the drafter on the target's own device."""
+        other = Planner.__new__(Planner)
+        other.world = dataclasses.replace(self.world, colocated=True)
+        other._text, other._max_draft_tokens, other._speeds = self._text, self._max_draft_tokens, {}
+        return other
+
+    def speed(self, num_streams: int) -> Speed:
+        """Of so many streams on one target with a draft worker of its own."""
+        if num_streams not in self._speeds:
+            outcomes = {gamma: self._play(gamma, num_streams) for gamma in self._gammas(num_streams)}
+            best = max(outcomes, key=lambda gamma: outcomes[gamma].tokens_per_s)
+            rate, plain_rate = (outcomes[gamma].tokens_per_s / num_streams for gamma in (best, 0))
+            self._speeds[num_streams] = Speed(num_streams, best, rate, plain_rate, outcomes[best].draft_load)
+        return self._speeds[num_streams]
+
+    def pays_up_to(self, loads: Sequence[int] = LOADS) -> int | None:
+        """Most streams of a target that speculation pays for, up to the first load at which it does not; None: it pays
+        at all `loads`, which rise."""
+        pays = 0
+        for load in loads:
+            if self._pays(load):
+                pays = load
+                continue
+            while load - pays > max(1, pays // 16):
+                middle = (pays + load) // 2
+                pays, load = (middle, load) if self._pays(middle) else (pays, middle)
+            return pays
+        return None
+
+    def _gammas(self, num_streams: int) -> Sequence[int]:
+        """Those that may be best: beyond the loads of a plan it hardly moves."""
+        if num_streams <= LOADS[-1]:
+            return range(self._max_draft_tokens + 1)
+        near = self.speed(LOADS[-1]).gamma
+        return (0, *range(max(1, near - 2), min(near + 1, self._max_draft_tokens) + 1))
+
+    def _pays(self, num_streams: int) -> bool:
+        return num_streams == 0 or self.speed(num_streams).gain > MIN_GAIN
+
+    def streams_per_target(self, min_tokens_per_s: float) -> int:
+        """Most streams of a target that get so much each; 0: not even one does."""
+        if self.speed(1).tokens_per_s < min_tokens_per_s:
+            return 0
+        low, high = 1, 2
+        while high <= MAX_STREAMS_PER_TARGET and self.speed(high).tokens_per_s >= min_tokens_per_s:
+            low, high = high, 2 * high
+        high = min(high, MAX_STREAMS_PER_TARGET + 1)
+        while high - low > max(1, low // 16):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.speed(middle).tokens_per_s >= min_tokens_per_s else (low, middle)
+        return low
+
+    def fleet(self, num_streams: int, min_tokens_per_s: float) -> Fleet | None:
+        """Fewest targets, then fewest draft workers; None: one stream alone does not get so much."""
+        per_target = min(self.streams_per_target(min_tokens_per_s), num_streams)
+        if not per_target:
+            return None
+        num_targets = -(-num_streams // per_target)
+        per_target = -(-num_streams // num_targets)
+        gamma = self.speed(per_target).gamma
+        num_drafts = 0
+        if gamma and not self.world.colocated:
+            num_drafts = self._num_drafts(num_targets, per_target, gamma, min_tokens_per_s)
+        world = dataclasses.replace(self.world, num_targets=num_targets, num_drafts=max(1, num_drafts))
+        # a large fleet says much in a few rounds of each stream
+        tokens = max(
+            NUM_TOKENS, FLEET_TOKENS_PER_STREAM * num_streams, min(MAX_TOKENS, TOKENS_PER_STREAM * num_streams)
+        )
+        outcome = self._simulate(world, gamma, num_streams, tokens)
+        return Fleet(num_targets, num_drafts, per_target, gamma, outcome.tokens_per_s / num_streams)
+
+    def _num_drafts(self, num_targets: int, per_target: int, gamma: int, min_tokens_per_s: float) -> int:
+        """By the largest share of a draft worker that is enough for a target, or the fewest whole ones."""
+        plenty = self._rate(1, MAX_DRAFTS_PER_TARGET, per_target, gamma)
+        enough = min(plenty, max(KEPT_SHARE * plenty, min_tokens_per_s))
+        drafts = 1
+        while drafts < MAX_DRAFTS_PER_TARGET and self._rate(1, drafts, per_target, gamma) < enough:
+            drafts += 1
+        if drafts > 1:
+            return drafts * num_targets
+        targets = 1
+        while (
+            targets < min(num_targets, MAX_TARGETS_PER_DRAFT)
+            and self._rate(targets + 1, 1, per_target, gamma) >= enough
+        ):
+            targets += 1
+        return -(-num_targets // targets)
+
+    def _rate(self, num_targets: int, num_drafts: int, per_target: int, gamma: int) -> float:
+        """Tokens/s of a stream."""
+        world = dataclasses.replace(self.world, num_targets=num_targets, num_drafts=num_drafts)
+        num_streams = num_targets * per_target
+        tokens = max(NUM_TOKENS, TOKENS_PER_STREAM * num_streams)
+        return self._simulate(world, gamma, num_streams, tokens).tokens_per_s / num_streams
+
+    def _play(self, gamma: int, num_streams: int) -> Outcome:
+        world = dataclasses.replace(self.world, num_targets=1, num_drafts=1)
+        return self._simulate(world, gamma, num_streams, max(NUM_TOKENS, TOKENS_PER_STREAM * num_streams))
+
+    def _simulate(self, world: World, gamma: int, num_streams: int, num_tokens: int) -> Outcome:
+        simulation = Simulation(
+            world,
+            [self._text],
+            lambda *_: FixedGamma(gamma),
+            num_streams=num_streams,
+            max_draft_tokens=self._max_draft_tokens,
+        )
+        simulation.run(BEGIN_TOKENS * num_streams)
+        return simulation.run(num_tokens)
