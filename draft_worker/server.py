@@ -203,8 +203,12 @@ class _DraftStream:
         assert self._session is not None
         if self._session.log.sampling.decides_by_match:
             return None
-        begun = Response(begun=draft_pb2.DraftBegun(header=header))
-        return partial(asyncio.get_running_loop().call_soon_threadsafe, self._stream.send, begun)
+        begun, loop = Response(begun=draft_pb2.DraftBegun(header=header)), asyncio.get_running_loop()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(self._stream.send, begun)
+
+        return tell
 
     async def _run_ahead(self, session: DraftSession, wish: AheadWish) -> None:
         with self._stream.working():

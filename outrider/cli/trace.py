@@ -77,7 +77,8 @@ async def _traces(address: str, request: str, prompt: str, options: GenerateOpti
     async with Client(address) as client:
         if request:
             return await client.trace(request)
-        answer = await client.complete(prompt, **{**options, "report_steps": True})  # type: ignore[typeddict-item]
+        options["report_steps"] = True
+        answer = await client.complete(prompt, **options)
         return (StreamTrace(0, tuple(chunk.step for chunk in answer.chunks if chunk.step is not None)),)
 
 

@@ -68,8 +68,8 @@ class Calibration:
     def __init__(self, start: Calibration | None = None) -> None:
         """start: what others have learnt; it counts for a few observations."""
         bias = _log_odds(PRIOR_CHANCE)
-        self._by_bin = list(start._by_bin) if start is not None else [bias] * (FIRST + 1)
-        self._by_place = list(start._by_place) if start is not None else [0.0] * NUM_PLACES
+        self._by_bin: list[float] = [bias] * (FIRST + 1) if start is None else list(start._by_bin)
+        self._by_place: list[float] = [0.0] * NUM_PLACES if start is None else list(start._by_place)
         weight = PRIOR_WEIGHT * PRIOR_CHANCE * (1 - PRIOR_CHANCE)
         self._bin_curvature = [weight] * (FIRST + 1)
         self._place_curvature = [weight] * NUM_PLACES
@@ -96,9 +96,11 @@ class EarlyStop:
     def __init__(self, prior: EarlyStop | None = None) -> None:
         """prior: of all streams of the kind; it learns with this one."""
         self._prior = prior
-        self._own = Calibration(prior._own if prior is not None else None)
-        self._next = Calibration(prior._next if prior is not None else None)
-        self._num_observed = prior._num_observed if prior is not None else 0
+        self._own: Calibration = Calibration() if prior is None else Calibration(prior._own)
+        """Chance of a draft by its own confidence."""
+        self._next: Calibration = Calibration() if prior is None else Calibration(prior._next)
+        """The same by the confidence of the draft before it."""
+        self._num_observed: int = 0 if prior is None else prior._num_observed
         self._num_due = 0
 
     def chain(self, price: Price, draft_ms: float) -> ChainStop:
