@@ -134,5 +134,7 @@ def _of_head_tree(report: RoundReport) -> tuple[list[float], int]:
     """A tree that follows what a head sees has a deep trunk where the head is sure: only its first draft tells of a
     chain, as it is there always. One that was planned tells all along."""
     drawn = report.drawn_shape
-    trunk = trunk_of(drawn)[: None if drawn == report.wanted_shape else 1] if report.soft_acceptances else []
+    if len(report.soft_acceptances) < len(drawn):
+        return [], report.num_accepted
+    trunk = trunk_of(drawn)[: None if drawn == report.wanted_shape else 1]
     return [report.soft_acceptances[node] / 255 for node in trunk], report.num_accepted

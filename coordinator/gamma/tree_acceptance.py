@@ -24,7 +24,7 @@ class Siblings:
 
     def observe(self, report: RoundReport) -> None:
         """A verified tree; nothing is learnt where its nodes' chances are not told."""
-        if not report.soft_acceptances:
+        if len(report.soft_acceptances) < len(report.parents):
             return
         for siblings in children(report.parents):
             for try_index, node in enumerate(siblings[1:], start=1):

@@ -13,6 +13,7 @@ import numpy as np
 
 from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, SparseQ
 from outrider.errors import InvalidArgument, Unimplemented
+from outrider.lm.tree import are_ordered
 from outrider.sampling.masks import BadWords, TokenSet
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.serving.messages import (
@@ -320,7 +321,11 @@ def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:
 
 
 def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
-    """Raises ValueError on an origin or finish reason that this version does not know."""
+    """Raises ValueError on an origin or finish reason that this version does not know, and on drafts whose parents are
+    no tree."""
+    drafted_parents = tuple(parent - 1 for parent in message.drafted_parents)
+    if drafted_parents and not (len(drafted_parents) == len(message.drafted_ids) and are_ordered(drafted_parents)):
+        raise ValueError(f"drafted_parents {drafted_parents} are no tree of {len(message.drafted_ids)} drafts")
     return Verdict(
         header=header_from_pb(message.header),
         committed_ids=tuple(message.committed_ids),
@@ -340,7 +345,7 @@ def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
         num_cached_tokens=message.num_cached_tokens,
         row_choices=tuple(message.row_choices),
         drafted_ids=tuple(message.drafted_ids),
-        drafted_parents=tuple(parent - 1 for parent in message.drafted_parents),
+        drafted_parents=drafted_parents,
         draft_us=message.draft_us,
         features=FeatureRows(message.features_start, message.features),
     )

@@ -136,6 +136,16 @@ def test_bytes_that_do_not_add_up_are_faults(message):
         convert.proposal_from_pb(message)
 
 
+@pytest.mark.parametrize("parents", [(0,), (0, 2), (0, 9), (0, 1, 1)], ids=str)
+def test_a_verdict_whose_own_drafts_are_no_tree_cannot_be_read(parents):
+    message = convert.verdict_to_pb(Verdict(header=Header(1, 5, 6), committed_ids=(7,), origins=(Origin.PLAIN,)))
+    message.drafted_ids.extend((7, 8))
+    assert convert.verdict_from_pb(message).drafted_parents == ()
+    message.drafted_parents.extend(parents)
+    with pytest.raises(ValueError, match="no tree of 2 drafts"):
+        convert.verdict_from_pb(message)
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
