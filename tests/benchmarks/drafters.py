@@ -10,9 +10,9 @@ chat at temperature 0, speedup there at 1, and on code-edit at 0; null where no 
 
 Variables: TARGET (default: the embedded model), DRAFT (for a draft worker; absent: none), HEADS (for the target worker,
 as `--heads` of `outrider up`: heads, which are measured with chains and as NAME-tree, an exit adapter's folder, skip),
-DRAFTERS (of those offered, and auto; absent: all), WORKLOADS (of chat, code, code-edit, summarise, off-domain, long-context),
-TEMPERATURES, NUM_PROMPTS (of each), MAX_TOKENS, GAMMA (fixed; absent: adaptive), DTYPE. The draft worker offers
-model and tree; for other drafters and its other settings, say OUTRIDER_DRAFTERS=... as for any worker.
+DRAFTERS (of those offered, and auto; absent: all), WORKLOADS (of chat, code, code-edit, summarise, off-domain,
+long-context), TEMPERATURES, NUM_PROMPTS (of each), MAX_TOKENS, GAMMA (fixed; absent: adaptive), DTYPE. The draft worker
+offers model and tree; for other drafters and its other settings, say OUTRIDER_DRAFTERS=... as for any worker.
 """
 
 from __future__ import annotations
