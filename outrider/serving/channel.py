@@ -21,7 +21,8 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
     # A restarted worker is found again in well under a second, not after a backoff of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Not a wait but the least time that one try to connect has: a far or busy worker takes more than a moment.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 

@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients ping every 20 s during a long prefill; the default answers that with GOAWAY.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Clients ping every 20 s during a long prefill; the default answers that with GOAWAY. A machine that stood still
+    # reads several pings at once.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two processes on one port would share its streams at random.
     ("grpc.so_reuseport", 0),
