@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.peer import Peer
@@ -19,8 +20,18 @@ MAX_HELD_BYTES = 256 << 20
 """Of a stream whose draft worker is late or gone; beyond that all are dropped, and asked for when they are needed."""
 MAX_BESIDE_BYTES = 256 << 10
 """Go with the question for drafts; more is sent before, while rounds go on without drafts."""
+MAX_MESSAGE_BYTES = 8 << 20
 MAX_ASKED = 3
 """Times that rows are asked for again without a draft worker having more of them afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of tokens `start` to `end`, unless they were cut on their way."""
+
+    start: int
+    end: int
+    rows: bytes
 
 
 class FeatureRelay:
@@ -31,17 +42,19 @@ class FeatureRelay:
 
     def __init__(self) -> None:
         self.states = ""
-        self.num_bytes = 0
-        self._parts: list[FeatureRows] = []
+        self.read_states: str | None = None
+        """What the drafters of the draft worker at hand read; empty: nothing. None: there is no such worker."""
+        self.num_bytes = self.num_held_bytes = 0
+        self._parts: list[_Part] = []
         self._start = self._end = 0
         """Of the rows in `_parts`."""
+        self._row_bytes = 0.0
+        """Known once a draft session has taken rows."""
+        self._sent = (0, 0)
+        """Rows and bytes that went last."""
         self._num_had: int | None = None
         """Rows that the draft session has, or will once it has read what was sent. None: there is no such session."""
         self._most_had = self._num_asked = 0
-
-    @property
-    def num_held_bytes(self) -> int:
-        return sum(len(part.rows) for part in self._parts)
 
     def lacks(self, length: int) -> bool:
         """Whether rows of the first `length` tokens are neither here nor with the draft session; the last one's come
@@ -53,7 +66,7 @@ class FeatureRelay:
     def target_opens(self, opening: TargetOpening, states: str) -> TargetOpening:
         """The opening of a session that sends these states from where those that came before end."""
         if states != self.states:
-            self.states = states
+            self.states, self._row_bytes = states, 0.0
             self._drop(0)
         return dataclasses.replace(opening, features=states, features_start=self._end if states else 0)
 
@@ -62,13 +75,15 @@ class FeatureRelay:
         parts = [part for part in parts if part.rows]
         if not parts:
             return
-        self.num_bytes += sum(len(part.rows) for part in parts)
-        start = parts[0].start
+        num_bytes, start = sum(len(part.rows) for part in parts), parts[0].start
+        self.num_bytes += num_bytes
         if start > self._end or (end <= self._end and start > self._start):
             return  # some before these were lost, or these are known
         if start <= self._start:
-            self._parts, self._start = [], start
-        self._parts += parts
+            self._drop(start)
+        self.num_held_bytes += num_bytes
+        ends = [*(part.start for part in parts[1:]), end]
+        self._parts += [_Part(part.start, each_end, part.rows) for part, each_end in zip(parts, ends, strict=True)]
         self._end = end
         if self.num_held_bytes > MAX_HELD_BYTES:
             self._drop(self._end)
@@ -87,24 +102,47 @@ class FeatureRelay:
         self._num_had = self._most_had = self._num_asked = 0
 
     def draft_closes(self) -> None:
-        self._num_had = None
+        """There is no draft worker now."""
+        self._num_had = self.read_states = None
 
     def draft_has(self, end: int) -> None:
         """As it tells: fewer than it was sent, where some could not be taken or were lost."""
         if self._num_had is not None:
+            if end == self._num_had and self._sent[0]:
+                self._row_bytes = self._sent[1] / self._sent[0]
             self._num_had = min(self._num_had, end)
         if end > self._most_had:
             self._most_had, self._num_asked = end, 0
 
     def take(self) -> list[FeatureRows]:
-        """All that are here; they are sent."""
-        parts, self._num_had = self._parts, self._end
+        """All that are here, in as few parts as messages allow; they are sent."""
+        parts, self._num_had = list(self._joined()), self._end
+        self._sent = (self._end - self._start, self.num_held_bytes)
         self.num_bytes += self.num_held_bytes
         self._drop(self._end)
         return parts
 
+    def _joined(self) -> Iterator[FeatureRows]:
+        """Parts that follow one another as one, as far as a message holds them. One that was cut on its way stays
+        alone, since it would move all rows behind it."""
+        run, num_bytes, end = list[_Part](), 0, -1
+        for part in self._parts:
+            is_whole = len(part.rows) == self._row_bytes * (part.end - part.start)
+            if run and not (is_whole and part.start == end and num_bytes + len(part.rows) <= MAX_MESSAGE_BYTES):
+                yield _as_one(run)
+                run, num_bytes = [], 0
+            run.append(part)
+            num_bytes += len(part.rows)
+            end = part.end if is_whole else -1
+        if run:
+            yield _as_one(run)
+
     def _drop(self, end: int) -> None:
-        self._parts, self._start, self._end = [], end, end
+        self._parts, self.num_held_bytes, self._start, self._end = [], 0, end, end
+
+
+def _as_one(run: list[_Part]) -> FeatureRows:
+    return FeatureRows(run[0].start, run[0].rows if len(run) == 1 else b"".join(part.rows for part in run))
 
 
 class FeatureFeed:
@@ -120,6 +158,7 @@ class FeatureFeed:
         self._states = states
         self._target_fingerprint = target_fingerprint
         self._sending: asyncio.Task[None] | None = None
+        relay.read_states = states
 
     @property
     def comes(self) -> bool:
@@ -164,8 +203,7 @@ class FeatureFeed:
     def close(self) -> None:
         if self._sending is not None:
             self._sending.cancel()
-        if self._states:
-            self._relay.draft_closes()
+        self._relay.draft_closes()
 
     async def _send(self, parts: list[FeatureRows]) -> None:
         for part in parts:

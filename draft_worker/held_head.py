@@ -34,7 +34,7 @@ def check_head_settings(settings: DraftWorkerSettings) -> None:
             field="target",
         )
     for name in OF_MODELS:
-        if name in settings.model_fields_set and getattr(settings, name):
+        if name in settings.model_fields_set and getattr(settings, name) not in ("", "auto", ()):
             raise InvalidArgument(
                 f"{name}: it is for a draft model, and {settings.head} is a head: give one of the two", field=name
             )

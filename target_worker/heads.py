@@ -49,7 +49,7 @@ class Heads(Equipment):
                 )
             self.held[held.description.name] = held
         if self.states:
-            model = feature_model(loaded.model)
+            model = feature_model(loaded.model, "heads" if self._trained else "features")
             check_states(self._sent, model.num_layers, "features")
             model.keep_features(self.states)
 

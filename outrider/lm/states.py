@@ -44,11 +44,11 @@ def write_states(states: Sequence[int]) -> str:
     return ",".join(map(str, states))
 
 
-def feature_model(model: LanguageModel) -> FeatureModel:
+def feature_model(model: LanguageModel, field: str = "heads") -> FeatureModel:
     """The model. Raises InvalidArgument, naming its kind, when it keeps no states."""
     if not hasattr(model, "keep_features"):
         raise InvalidArgument(
             f"a {type(model).__name__} keeps no states for drafters that read them: choose another target or drafter",
-            field="heads",
+            field=field,
         )
     return cast(FeatureModel, model)

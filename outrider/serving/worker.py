@@ -188,7 +188,7 @@ def _describe(
     description.drafter_features.update(equipment.drafter_features)
     description.target_fingerprints.extend(equipment.target_fingerprints)
     if isinstance(worker.settings, DraftWorkerSettings) and worker.loaded.translator is None:
-        description.max_ahead_branches = worker.settings.ahead_branches
+        description.max_ahead_branches = 0 if equipment.drafters else worker.settings.ahead_branches
     description.incarnation = uuid.uuid4().hex
     if worker.settings.model_name:
         description.model = worker.settings.model_name
