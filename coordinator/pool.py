@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from coordinator.features import FeatureFeed
 from coordinator.fleet.directory import WorkerDirectory
+from coordinator.fleet.picking import PrefixMemory, prefix_keys
 from coordinator.fleet.worker import WorkerRecord
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.costs import Median
@@ -34,6 +36,9 @@ class SessionPool:
         self._sessions: dict[TargetLink | DraftLink, WorkerRecord] = {}
         self._estimates = SharedEstimates()
         self._memory = LocalMemory(settings)
+        self._prefixes = PrefixMemory()
+        self._numerics: WeakKeyDictionary[Stream, str] = WeakKeyDictionary()
+        """Of the target that a stream had last: its rows may differ in the last bits from those of others."""
 
     def policy(self, request: ResolvedRequest) -> GammaPolicy:
         """Fixed or adaptive, as the request says. Streams of one model share what they learn of costs, those of one
@@ -55,7 +60,18 @@ class SessionPool:
 
     def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
         request = stream.request
-        worker = self._directory.pick_target(request.model, request.model_fingerprint, avoid, request.drafter)
+        keys = prefix_keys((request.model_fingerprint, request.tenant), request.prompt_ids)
+        worker = self._directory.pick_target(
+            request.model,
+            request.model_fingerprint,
+            avoid,
+            request.drafter,
+            cached=self._prefixes.cached(keys),
+            numerics=self._numerics.get(stream, ""),
+        )
+        self._prefixes.remember(keys, worker.address)
+        if worker.description is not None:
+            self._numerics[stream] = worker.description.model.numerics_fingerprint
         call = wire.target_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
         states = self._directory.wanted_features(request.model, worker, request.drafter)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
+from coordinator.fleet.picking import Draft, Target, best_draft, best_target
 from coordinator.fleet.worker import PROBE_TIMEOUT_S, WorkerRecord
 from coordinator.model import ServedModel
 from coordinator.names import read_aliases, read_pairs
@@ -19,6 +21,7 @@ from outrider.settings import CoordinatorSettings
 
 RETRY_DELAY_S = 1.0
 SWEEP_INTERVAL_S = 0.5
+NOTHING_CACHED: Mapping[str, int] = MappingProxyType({})
 
 
 class WorkerDirectory:
@@ -82,10 +85,20 @@ class WorkerDirectory:
         return self._served(name or names[0])
 
     def pick_target(
-        self, model: str, fingerprint: str, avoid: frozenset[str] = frozenset(), drafter: str = ""
+        self,
+        model: str,
+        fingerprint: str,
+        avoid: frozenset[str] = frozenset(),
+        drafter: str = "",
+        *,
+        cached: Mapping[str, int] = NOTHING_CACHED,
+        numerics: str = "",
     ) -> WorkerRecord:
-        """The healthy worker of these weights with the fewest streams, one that has `drafter` before others. Raises
-        Unavailable."""
+        """The healthy worker of these weights for the next stream, see `best_target`. Raises Unavailable.
+
+        cached: tokens of the prompt that workers have probably computed, by address. numerics: fingerprint of the
+        worker that had the stream before; empty: none had.
+        """
         healthy = [
             w
             for w in self._serving(model)
@@ -94,19 +107,30 @@ class WorkerDirectory:
             and w.description is not None
             and w.description.model.model_fingerprint == fingerprint
         ]
-        if not healthy:
+        best = best_target(
+            Target(
+                w,
+                w.load,
+                cached.get(w.address, 0),
+                has_drafter=drafter in ("", *_target_drafters(w)),
+                same_numerics=numerics in ("", _numerics_of(w)),
+            )
+            for w in healthy
+        )
+        if best is None:
             details = "; ".join(f"{w.address}: {self.health(w)[1] or 'just failed'}" for w in self._serving(model))
             raise self._no_target(f"no target worker of model {model!r} can take a stream now ({details})")
-        return min(healthy, key=lambda w: (drafter not in ("", *_target_drafters(w)), w.num_sessions))
+        return best
 
     def pick_draft(self, model: str, drafter: str = "") -> WorkerRecord | None:
-        """The healthy paired worker with the fewest streams that offers `drafter`; None when there is none."""
+        """The healthy paired worker that offers `drafter` for the next stream, see `best_draft`; None when there is
+        none."""
         healthy = [
             w
             for w in self._paired(model)
             if self.health(w)[0] and (drafter in self._usable(w, model) if drafter else self._usable(w, model))
         ]
-        return min(healthy, key=lambda w: w.num_sessions, default=None)
+        return best_draft(Draft(w, w.load, w.network.value(), w.proposal_ms.value()) for w in healthy)
 
     def wanted_features(self, model: str, target: WorkerRecord, drafter: str = "") -> str:
         """States that a target is to send, of those that it offers: what `drafter` (empty: any) of some draft worker
@@ -301,6 +325,10 @@ def _reads_states_of(draft: WorkerRecord, fingerprint: str) -> bool:
     """Whether drafters of this worker may draft for a target of these weights; those that read no states always may."""
     wanted = draft.description.target_fingerprints if draft.description is not None else ()
     return not wanted or fingerprint in wanted
+
+
+def _numerics_of(worker: WorkerRecord) -> str:
+    return worker.description.model.numerics_fingerprint if worker.description is not None else ""
 
 
 def _tokenizer_of(worker: WorkerRecord) -> str:

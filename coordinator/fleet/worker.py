@@ -33,6 +33,8 @@ class WorkerRecord:
         """By who holds it, in `time.monotonic` seconds; infinity: for good."""
         self.draining = False
         self.num_sessions = 0
+        self.num_foreign_sessions = 0
+        """Of other coordinators, as of the last probe."""
         self.description: WorkerDescription | None = None
         self.text: TextTools | None = None
         self.network = Median()
@@ -52,6 +54,11 @@ class WorkerRecord:
         if max(self.held_until.values(), default=0.0) < time.monotonic():
             return "its lease ran out"
         return "" if self.answers else self.detail
+
+    @property
+    def load(self) -> int:
+        """Streams on it, of all coordinators."""
+        return self.num_sessions + self.num_foreign_sessions
 
     def suspect(self) -> None:
         """A stream lost this worker: no new ones until it has answered again, which is asked at once."""
@@ -91,6 +98,7 @@ class WorkerRecord:
                 self.draining = False
                 self.text = await asyncio.to_thread(build_text_tools, found.model)
             self.description = found
+            self.num_foreign_sessions = max(0, found.capacity.num_sessions - self.num_sessions)
             if found.role != self.role:
                 return False, f"is a {found.role or 'nameless'} worker, listed as {self.role}"
             started = time.perf_counter()
