@@ -74,8 +74,9 @@ class SessionPool:
             self._numerics[stream] = worker.description.model.numerics_fingerprint
         call = wire.target_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
-        states = self._directory.wanted_features(request.model, worker, request.drafter)
-        states = states if request.max_draft_tokens else ""
+        states, reads = "", stream.features.read_states
+        if request.max_draft_tokens:
+            states = self._directory.wanted_features(request.model, worker, request.drafter, reads)
         return self._enlist(TargetLink(peer, worker.address, stream.log, stream.features, states), worker)
 
     def connect_draft(self, stream: Stream) -> DraftLink | None:

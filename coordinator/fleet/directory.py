@@ -132,9 +132,13 @@ class WorkerDirectory:
         ]
         return best_draft(Draft(w, w.load, w.network.value(), w.proposal_ms.value()) for w in healthy)
 
-    def wanted_features(self, model: str, target: WorkerRecord, drafter: str = "") -> str:
-        """States that a target is to send, of those that it offers: what `drafter` (empty: any) of some draft worker
-        reads; empty: none."""
+    def wanted_features(
+        self, model: str, target: WorkerRecord, drafter: str = "", read_states: str | None = None
+    ) -> str:
+        """States that a target is to send, if it offers them; empty: none. `read_states`: those that the stream's draft
+        worker reads; None: it has none yet, and those count that `drafter` (empty: any) of some other reads."""
+        if read_states is not None:
+            return read_states if _offers(target, read_states) else ""
         for worker in self._paired(model):
             if worker.description is None or not self.health(worker)[0]:
                 continue
