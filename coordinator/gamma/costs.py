@@ -201,7 +201,10 @@ class RoundCosts:
         return self._drafts[name]
 
     def ahead(self, candidate: Candidate) -> AheadCosts:
-        return self._ahead.setdefault(candidate.learnt_as, AheadCosts())
+        name = candidate.learnt_as
+        if name not in self._ahead:
+            self._ahead[name] = AheadCosts()
+        return self._ahead[name]
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether anybody has measured what drafts of it take."""
@@ -240,7 +243,9 @@ class RoundCosts:
     def round_ms(self, candidate: Candidate, num_draft_tokens: int) -> float:
         """Of a round that a draft worker is asked for, from the choice to the commit."""
         num_drafted = self.draft(candidate).num_drafted(num_draft_tokens)
-        return self.ask_ms(candidate) + self.draft_ms(candidate, num_drafted) + self.local_round_ms(num_drafted)
+        away_ms = self.ask_ms(candidate) + self.draft_ms(candidate, num_drafted)
+        away_ms += self.verify_network.value() + self._overhead.value()
+        return away_ms + self.load.wait_ms(away_ms) + self.verify_ms(num_drafted)
 
     def ask_ms(self, candidate: Candidate) -> float:
         """What a question to a draft worker takes beside the drafts: the network, and the wait for its engine."""
@@ -280,6 +285,7 @@ class RoundCosts:
         """What any round with drafts tells of the target. is_typical: nothing drafted ahead has slowed its pass."""
         draft_network_ms = report.draft_network_ms + report.wait_ms + report.branch_wait_ms
         self._observe_pass(report, was_asked=True, is_typical=is_typical)
+        self.load.observe_wait(report.round_ms - report.verify_ms, report.verify_queue_ms)
         self.verify_network.add(report.verify_network_ms)
         known_ms = report.draft_ms + draft_network_ms + report.verify_ms + report.verify_network_ms
         self._overhead.add(max(0.0, report.round_ms - known_ms))

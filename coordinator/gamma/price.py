@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from coordinator.gamma.pass_wait import PassWait
+
 MEAN_DECAY = 0.95
 MAX_TAKEN_SHARE = 0.9
 """Of its own token that a plain row may take from others: a load is known roughly, and one row must be worth it."""
@@ -56,6 +58,7 @@ class Load:
     def __init__(self) -> None:
         self.queue = Median()
         """Wait for the engine of a pass that a message asked for, ms."""
+        self._pass_wait = PassWait()
         self.run_queue = Median()
         """The same of a run's first step; the others wait for nothing."""
         self._other_rows = Median()
@@ -63,6 +66,7 @@ class Load:
         self._own_rows = 0.0
         self._wait_ms = 0.0
         self._num_passes = 0.0
+        self._num_asked = 0.0
         self._tokens = 0.0
         self._ms = 0.0
 
@@ -76,7 +80,16 @@ class Load:
         self._own_rows = MEAN_DECAY * self._own_rows + num_passes * own_rows
         self._wait_ms = MEAN_DECAY * self._wait_ms + queue_ms
         self._num_passes = MEAN_DECAY * self._num_passes + num_passes
+        self._num_asked = MEAN_DECAY * self._num_asked + was_asked
         (self.queue if was_asked else self.run_queue).add(queue_ms)
+
+    def observe_wait(self, away_ms: float, queue_ms: float) -> None:
+        """Of a pass that was asked for after so long without one: drafts, networks."""
+        self._pass_wait.observe(away_ms, queue_ms, self._pass_ms.value())
+
+    def wait_ms(self, away_ms: float) -> float:
+        """For the engine, to expect after so long away."""
+        return self._pass_wait.ms(away_ms, self._pass_ms.value())
 
     def observe_tokens(self, num_tokens: int, ms: float) -> None:
         """What one stream committed in a round or a run, and how long that took."""
@@ -100,8 +113,10 @@ class Load:
             return 0.0
         in_pass = 1 + self.other_rows * self._num_passes / self._own_rows
         pass_ms = self._pass_ms.value()
-        waiting = in_pass * self._wait_ms / self._num_passes / pass_ms if pass_ms > 0 else 0.0
-        return in_pass + waiting - 1
+        waiting = self._wait_ms / pass_ms if pass_ms > 0 else 0.0
+        # on a busy target all that asked for the next pass are there when this one ends, however long they have waited
+        waiting = max(waiting, self._pass_wait.busy * self._num_asked)
+        return in_pass + in_pass * waiting / self._num_passes - 1
 
     def taken_per_ms(self, plain_ms: float) -> float:
         """Tokens that the others lose in each ms by which a pass grows. plain_ms: what a plain row adds to it."""
