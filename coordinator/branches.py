@@ -6,8 +6,9 @@ drawn in it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.serving.session_calls import SealedProposal
 
@@ -18,7 +19,8 @@ MAX_BRANCHES = 128
 @dataclass(slots=True)
 class AheadCounts:
     """What drafting ahead came to. `num_hits`: branches used; `num_misses`: rounds that found none though some were
-    wanted; `num_cancelled_tokens`: drafted for branches that were never told."""
+    wanted; `num_cancelled_tokens`: drafted for branches that were never told. `num_pipelined`: rounds that were sent to
+    the target before the verdict of the one before; `num_pipelined_used`: not dropped there."""
 
     num_branches: int = 0
     num_hits: int = 0
@@ -26,6 +28,8 @@ class AheadCounts:
     num_told_tokens: int = 0
     num_used_tokens: int = 0
     num_cancelled_tokens: int = 0
+    num_pipelined: int = 0
+    num_pipelined_used: int = 0
 
     @property
     def num_draft_tokens(self) -> int:
@@ -37,20 +41,41 @@ class AheadCounts:
         return self.num_draft_tokens - self.num_used_tokens
 
 
+class Foretold(NamedTuple):
+    """The likeliest outcome of the round on top of the log: `num_accepted` drafts stand, then comes `token_id`; and the
+    branch behind it, whose prefix has this hash."""
+
+    prefix_hash: int
+    num_accepted: int
+    token_id: int
+    branch: SealedProposal
+
+
 class BranchStore:
     """By the hash of the prefix that each continues."""
 
     def __init__(self, counts: AheadCounts) -> None:
         self._counts = counts
         self._branches: dict[int, SealedProposal] = {}
+        self._likeliest: tuple[int, Foretold] | None = None
 
-    def add(self, proposals: Mapping[int, SealedProposal]) -> None:
-        """Told by the worker."""
+    def add(
+        self, proposals: Mapping[int, SealedProposal], base_length: int = 0, outcomes: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Told by the worker, of the round on top of `base_length` ids; `outcomes` of each, the likeliest first."""
+        for (prefix_hash, branch), outcome in zip(proposals.items(), outcomes, strict=False):
+            self._likeliest = base_length, Foretold(prefix_hash, *outcome, branch)
+            break
         self._counts.num_branches += len(proposals)
         self._counts.num_told_tokens += sum(proposal.num_draft_tokens for proposal in proposals.values())
         self._branches.update(proposals)
         while len(self._branches) > MAX_BRANCHES:
             del self._branches[next(iter(self._branches))]
+
+    def likeliest(self, base_length: int) -> Foretold | None:
+        """Of the round on top of so many ids; None: nothing was told of it."""
+        told = self._likeliest
+        return told[1] if told is not None and told[0] == base_length else None
 
     def __contains__(self, prefix_hash: int) -> bool:
         return prefix_hash in self._branches
@@ -68,3 +93,4 @@ class BranchStore:
     def clear(self) -> None:
         """The worker is lost, or begins anew."""
         self._branches.clear()
+        self._likeliest = None

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.branches import Foretold
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.links import DraftLate, DraftLink
 from coordinator.stream import Stream
@@ -161,6 +162,27 @@ class DraftSide:
         """How the target found the first `num_drafts` drafts, the worker's: it will be told with the next message."""
         if self._link is not None and num_drafts and not verdict.proposal_fault:
             self._link.judged = Judged(verdict.header.prefix_hash, verdict.soft_acceptances[:num_drafts])
+
+    async def foretold(self) -> Foretold:
+        """The likeliest outcome of the round that is being verified, once the worker has told it. May be cancelled;
+        raises OutriderError when the worker is lost, which the next look will find as well."""
+        assert self._link is not None
+        return await self._link.foretold()
+
+    def use(self, branch: SealedProposal, choice: Choice) -> Drafted:
+        """A branch that the target has already. The worker, if it is still there, is told and drafts ahead of it."""
+        self._num_looks += 1
+        self._branches_for = self._num_looks + 1 if choice.ahead else 0
+        link = self._link
+        if link is None:
+            return Drafted(branch, ahead=HIT)
+        try:
+            link.ready()
+            link.branch(choice.drafter, choice.ahead)
+        except OutriderError as error:
+            self._lose(error)
+        self._count_dropped(link)
+        return Drafted(branch, ahead=HIT, build_ms=link.last_build_ms)
 
     def close(self, error: Exception | None = None) -> None:
         """Frees the session. Harmless when repeated."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.branches import AheadCounts, BranchStore
+from coordinator.branches import AheadCounts, BranchStore, Foretold
 from coordinator.features import FeatureFeed, FeatureRelay
 from coordinator.log import Log
 from coordinator.peer import Peer
@@ -47,6 +47,8 @@ class Timed:
     """With the first verdict, when the opening asked for them."""
     target: str = ""
     """Address of the worker."""
+    is_pipelined: bool = False
+    """The question was there before the verdict before: its way took no time."""
 
     @property
     def queue_ms(self) -> float:
@@ -83,6 +85,10 @@ class TargetLink:
         self._features = features
         self._states = states
         self._epoch = 0
+        self._next: Header | None = None
+        """Of a verify that was sent before the verdict that it counts on."""
+        self._sending: asyncio.Task[None] | None = None
+        self._arrived_at = 0.0
         self._prompt_logprobs: list[wire.SealedPromptLogprobs] = []
 
     async def open(self, opening: TargetOpening) -> Timed:
@@ -101,8 +107,29 @@ class TargetLink:
             raise self._lost("left out logprobs of the prompt")
         return dataclasses.replace(timed, prompt_logprobs=tuple(self._prompt_logprobs))
 
+    @property
+    def is_verifying(self) -> bool:
+        """Whether the worker has the log's next round already: `verify` then waits for its verdict only."""
+        return self._next is not None and self._next == self._log.header(self._epoch)
+
+    @property
+    def sends_features(self) -> bool:
+        return bool(self._states)
+
+    def verify_next(self, base_length: int, prefix_hash: int, token_id: int, proposal: wire.SealedProposal) -> None:
+        """Sends the round after the one that is being verified, on top of what that one may make of the log: so many
+        ids with this hash, `token_id` the last of them. After another verdict the worker drops it."""
+        self._next = Header(self._epoch, base_length, prefix_hash)
+        message = wire.target_verify(self._next, (), proposal, expected_token_id=token_id)
+        # not awaited: a verdict must not wait for it. A write that fails is seen by whoever reads
+        self._sending = asyncio.create_task(self._peer.send(message))
+        self._sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+
     async def verify(self, proposal: wire.SealedProposal) -> Timed:
-        header = self._log.header(self._epoch)
+        header, is_sent = self._log.header(self._epoch), self.is_verifying
+        self._next = None
+        if is_sent:
+            return await self._sent_verdict()
         return await self._ask(lambda missing: wire.target_verify(header, missing, proposal))
 
     async def decode(
@@ -138,6 +165,17 @@ class TargetLink:
     def close(self) -> None:
         self._peer.close()
 
+    async def _sent_verdict(self) -> Timed:
+        self._peer.num_outstanding = 1
+        try:
+            verdict = await self._verdict()
+        except _Lags as lags:
+            raise self._lost(f"is at another text ({lags.header})") from None
+        finally:
+            self._peer.num_outstanding = 0
+        before, self._arrived_at = self._arrived_at, time.perf_counter()
+        return Timed(verdict, 1000 * (self._arrived_at - before), target=self.address, is_pipelined=True)
+
     async def _ask(self, message: Callable[[tuple[int, ...]], Any]) -> Timed:
         started = time.perf_counter()
         missing: tuple[int, ...] = ()
@@ -147,8 +185,10 @@ class TargetLink:
             await self._peer.send(wire.features_from(message(missing), features_start))
             try:
                 verdict = await self._verdict()
-                return Timed(verdict, 1000 * (time.perf_counter() - started), target=self.address)
+                self._arrived_at = time.perf_counter()
+                return Timed(verdict, 1000 * (self._arrived_at - started), target=self.address)
             except _Lags as lags:
+                self._next = None  # it came after a round that was not verified, and was dropped
                 if lags.header.epoch != self._epoch or not self._log.holds(lags.header):
                     raise self._lost(f"is at another text ({lags.header})") from None
                 missing = self._log.since(lags.header.base_length)
@@ -252,12 +292,20 @@ class DraftLink:
 
     def branch(self, drafter: str, ahead: AheadWish = NOTHING_AHEAD) -> wire.SealedProposal | None:
         """The branch that the log has become, if it was told. The worker learns so, and drafts ahead behind it."""
+        if self._sent_length is None:
+            return None  # it must begin anew
         found = self.branches.take(self._log.header(0).prefix_hash, drafter)
         if found is not None:
             _, message = self._next_advance(found.num_draft_tokens, drafter, ahead=ahead, has_proposal=True)
             # nobody waits for this message to be written: the target's goes out at once
             self._telling = asyncio.create_task(self._peer.send(message))
             self._telling.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return found
+
+    async def foretold(self) -> Foretold:
+        """The likeliest outcome of the round on top of the log, once it was told. May be cancelled."""
+        while (found := self.branches.likeliest(self._log.length)) is None:
+            self._take(await self._peer.receive())
         return found
 
     async def propose(
@@ -400,7 +448,8 @@ class DraftLink:
             if fits and proposal.num_draft_tokens <= self._max_ahead_tokens
         }
         self._num_dropped += len(message.proposals) - len(kept)
-        self.branches.add(kept)
+        outcomes = message.outcomes if len(kept) == len(message.proposals) else ()
+        self.branches.add(kept, message.header.base_length, outcomes)
 
     def _count_cancelled(self, message: wire.Proposed | wire.Branched) -> None:
         self.ahead_counts.num_cancelled_tokens += message.num_cancelled_tokens

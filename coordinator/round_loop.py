@@ -17,7 +17,9 @@ from coordinator.stream import Stream
 from coordinator.traces import CAUSES
 from coordinator.verifying import TargetLost, TargetSide
 from outrider.drafting.guess import Guess
+from outrider.errors import OutriderError
 from outrider.results import GammaCause, Step
+from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import Origin
 from outrider.serving.session_calls import SealedProposal, continued, own_drafts
 
@@ -48,6 +50,8 @@ class RoundLoop:
         self._policy = policy
         self._outbox = outbox
         self._arrived = arrived
+        self._sent: tuple[Choice, SealedProposal] | None = None
+        """The round that was sent to the target before the verdict of the one before."""
 
     async def run(self) -> None:
         stream = self._stream
@@ -56,6 +60,9 @@ class RoundLoop:
             await asyncio.gather(self._first_token(), self._local.prepare())
         while not stream.finished:
             credit = await self._outbox.room(stream.choice)
+            if self._sent is not None and self._target.is_verifying:
+                await self._round(*self._sent)
+                continue
             choice = await self._choose(credit)
             if choice.is_run:
                 await self._run(choice)
@@ -117,12 +124,42 @@ class RoundLoop:
             return drafted, "", 0
         return dataclasses.replace(drafted, proposal=continued(chain, guess.token_ids)), guess.drafter, len(guess)
 
-    async def _round(self, choice: Choice) -> None:
-        """Draft, verify, commit."""
-        started = time.perf_counter()
-        drafted, local_drafter, num_local = await self._drafts(choice)
+    async def _verify(self, proposal: SealedProposal, choice: Choice) -> Timed:
+        """While the verdict is on its way, the round after it is sent for the likeliest outcome, as soon as its branch
+        is there. Which one that is was decided before anybody looked at what was drawn in it."""
+        self._sent = None
+        if not (choice.ahead and self._target.pipelines):
+            return await self._target.verify(proposal)
+        sending = asyncio.create_task(self._send_next(proposal, choice))
         try:
-            timed = await self._target.verify(drafted.proposal)
+            timed = await self._target.verify(proposal)
+        finally:
+            sending.cancel()  # it sends at once or not at all
+            (fault,) = await asyncio.gather(sending, return_exceptions=True)
+        if isinstance(fault, Exception) and not isinstance(fault, OutriderError):
+            raise fault  # a draft worker that is lost is found by the next look
+        return timed
+
+    async def _send_next(self, proposal: SealedProposal, choice: Choice) -> None:
+        base, outcome = self._stream.log.header(0), await self._draft.foretold()
+        ids = (*proposal.token_ids[: outcome.num_accepted], outcome.token_id)
+        if len(ids) <= outcome.num_accepted or hash_ids(ids, base.prefix_hash) != outcome.prefix_hash:
+            return  # no outcome of this round
+        num_drafts = outcome.branch.num_draft_tokens
+        self._sent = dataclasses.replace(choice, num_draft_tokens=num_drafts), outcome.branch
+        self._stream.statistics.ahead.num_pipelined += 1
+        self._target.verify_next(base.base_length + len(ids), outcome.prefix_hash, outcome.token_id, outcome.branch)
+
+    async def _round(self, choice: Choice, sent: SealedProposal | None = None) -> None:
+        """Draft, verify, commit. sent: the drafts that the target has already."""
+        started = time.perf_counter()
+        if sent is None:
+            drafted, local_drafter, num_local = await self._drafts(choice)
+        else:
+            drafted, local_drafter, num_local = self._draft.use(sent, choice), "", 0
+            self._stream.statistics.ahead.num_pipelined_used += 1
+        try:
+            timed = await self._verify(drafted.proposal, choice)
         except TargetLost as lost:
             timed, choice = await self._target.reopen(lost), PLAIN
         round_ms = 1000 * (time.perf_counter() - started)

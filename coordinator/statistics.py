@@ -141,6 +141,8 @@ class StreamStatistics:
             num_branch_misses=self.ahead.num_misses,
             num_ahead_draft_tokens=self.ahead.num_draft_tokens,
             num_wasted_draft_tokens=self.ahead.num_wasted_tokens,
+            num_pipelined_verifies=self.ahead.num_pipelined,
+            num_dropped_verifies=self.ahead.num_pipelined - self.ahead.num_pipelined_used,
         )
 
     def timings(self, total_ms: float) -> Timings:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from coordinator.gamma.policy import Candidate, Choice
+from coordinator.gamma.price import Median
 from coordinator.links import TargetLink, Timed
 from coordinator.stream import Stream
 from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable
@@ -15,6 +16,8 @@ from outrider.serving.session_calls import SealedProposal
 
 MAX_REOPENINGS = 3
 """In a row, without a token between."""
+MIN_NETWORK_MS, MIN_ROUND_TRIPS = 2.0, 3
+"""Of a round trip, as the median of at least so many: from here on it is hidden."""
 MAX_LOSSES = 8
 """Of one stream in all: one that kills its workers, a token apart, must not go round for ever."""
 
@@ -50,6 +53,7 @@ class TargetSide:
         self._failed: set[str] = set()
         self._num_losses = 0
         self._epoch = 0
+        self._network = Median()
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -66,12 +70,32 @@ class TargetSide:
         except TargetLost as lost:
             return await self.reopen(lost)
 
+    @property
+    def pipelines(self) -> bool:
+        """Whether the way to the worker is so long that a round is better sent before the verdict of the one before."""
+        if self._link is None or self._link.sends_features or len(self._network) < MIN_ROUND_TRIPS:
+            return False
+        return self._network.value() >= MIN_NETWORK_MS
+
+    @property
+    def is_verifying(self) -> bool:
+        """Whether the worker has the log's next round already."""
+        return self._link is not None and self._link.is_verifying
+
+    def verify_next(self, base_length: int, prefix_hash: int, token_id: int, proposal: SealedProposal) -> None:
+        """See `TargetLink.verify_next`."""
+        if self._link is not None:
+            self._link.verify_next(base_length, prefix_hash, token_id, proposal)
+
     async def verify(self, proposal: SealedProposal) -> Timed:
         assert self._link is not None
         try:
-            return await self._link.verify(proposal)
+            timed = await self._link.verify(proposal)
         except OutriderError as error:
             raise _lost_or(error) from None
+        if not timed.is_pipelined:
+            self._network.add(timed.network_ms)
+        return timed
 
     async def decode(self, choice: Choice) -> AsyncGenerator[Timed, None]:
         """Step by step, with drafts of the worker's own where the choice names one of its drafters."""

@@ -170,11 +170,13 @@ class DraftAhead:
             self._growing, self._pending = frozenset(), None
             given_up = [b for b in branches if not is_whole or self._only not in (None, b.prefix_hash)]
             self._count(branches, given_up)
-        told = {b.prefix_hash: b.proposal(self._drafter) for b in branches if b.q and b not in given_up}
+        kept = [b for b in branches if b.q and b not in given_up]
+        told = {b.prefix_hash: b.proposal(self._drafter) for b in kept}
         self._whole = {prefix_hash: _Whole(p, wish.num_draft_tokens) for prefix_hash, p in told.items()}
         return Branches(
             header,
             proposals=told,
+            outcomes=[(b.num_committed - 1, b.ids[b.num_committed - 1]) for b in kept],
             queue_us=queue_us,
             compute_us=max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us),
         )

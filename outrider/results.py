@@ -201,6 +201,8 @@ class Speculation:
     num_branch_misses: int = 0
     num_ahead_draft_tokens: int = 0
     num_wasted_draft_tokens: int = 0
+    num_pipelined_verifies: int = 0
+    num_dropped_verifies: int = 0
 
     @property
     def branch_hit_rate(self) -> float:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from outrider.drafting.proposal import EMPTY, ProposalFault
-from outrider.errors import InvalidArgument, Unimplemented
+from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel, Program, T
 from outrider.serving import convert
 from outrider.serving.messages import Header, OutOfStep, TokenLogprobs, Verdict
@@ -139,10 +139,10 @@ class _TargetStream:
 
     async def _verify(self, message: target_pb2.TargetVerify) -> None:
         session = self._opened()
-        if message.HasField("expected_token_id"):
-            raise Unimplemented(
-                "verify.expected_token_id: pipelined verification is not supported yet; leave the field unset",
-                field="verify.expected_token_id",
+        if message.HasField("expected_token_id") and message.committed_ids:
+            raise InvalidArgument(
+                "verify.committed_ids: a pipelined verify counts on a verdict, it fills no gap",
+                field="verify.committed_ids",
             )
         proposal, fault = EMPTY, ""
         try:
@@ -159,6 +159,7 @@ class _TargetStream:
             num_draft_tokens=message.num_draft_tokens,
             tree_parents=tuple(parent - 1 for parent in message.tree_parents),
             features_start=_features_start(message),
+            expected_token_id=message.expected_token_id if message.HasField("expected_token_id") else None,
         )
         verdict = await self._run(program)
         if verdict is not None:

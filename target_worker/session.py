@@ -97,18 +97,24 @@ class TargetSession:
         num_draft_tokens: int = 0,
         tree_parents: Sequence[int] = (),
         features_start: int | None = None,
+        expected_token_id: int | None = None,
     ) -> Program[Verdict | None]:
         """Checks a proposal for the prefix that `header` names. None: the message is stale, and dropped.
 
         The header of the last verdict again gets that verdict again, whatever the proposal. `fault` says why the
         proposal could not even be read; a faulty one is dropped and the round is plain. Without drafts the worker's own
         `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of shape `tree_parents` if one is given.
-        `features_start`: the verdict carries features from there on, sent before or not. Raises OutOfStep;
+        `features_start`: the verdict carries features from there on, sent before or not. `expected_token_id`: of a
+        pipelined verify, the last committed id that it counts on: it is stale, and counted, unless the log ends so now.
+        Raises OutOfStep;
         InvalidArgument where there is no such drafter or tree of it, so many drafts were not announced, or no features.
         """
         started_ns = time.perf_counter_ns()
         self._own.check("verify", drafter, num_draft_tokens, tree_parents)
         self._sent.check("verify", features_start)
+        if expected_token_id is not None and not self._goes_on(header, expected_token_id):
+            self.counters.num_dropped_verifies += 1
+            return None
         if self._is_stale(header):
             return None
         if self._last is not None and header == self._last.header:
@@ -291,6 +297,11 @@ class TargetSession:
                 if proposal.token_ids[node] not in self.log.stopping.stop_token_ids:
                     goes_on.add(node)
         return proposal if len(kept) == len(proposal) else proposal.kept(kept)
+
+    def _goes_on(self, header: Header, token_id: int) -> bool:
+        """Whether this is what the verdict before has made of the log, and the stream goes on."""
+        log = self.log
+        return header == log.header and log.ids[-1] == token_id and self.finish is Finish.NONE
 
     def _is_stale(self, header: Header) -> bool:
         if header.epoch >= self.log.epoch:

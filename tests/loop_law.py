@@ -235,6 +235,8 @@ class FakeTarget:
     num_drafted: int = 0
     num_local: int = 0
     num_own: int = 0
+    pipelines: bool = False
+    is_verifying: bool = False
     num_trees: int = 0
     _stopped: bool = False
 

@@ -17,7 +17,10 @@ class Job(Protocol):
     num_rows_done: int
     num_logits: int
     finished: bool
-    is_background: bool
+
+    @property
+    def is_background(self) -> bool:
+        """Whether every other job goes first."""
 
 
 J = TypeVar("J", bound=Job)

@@ -233,6 +233,8 @@ def branches_to_pb(branches: Branches, num_cancelled_tokens: int) -> draft_pb2.D
         queue_us=branches.queue_us,
         compute_us=branches.compute_us,
         num_cancelled_tokens=num_cancelled_tokens,
+        num_accepted=[num_accepted for num_accepted, _ in branches.outcomes],
+        next_token_ids=[token_id for _, token_id in branches.outcomes],
     )
 
 

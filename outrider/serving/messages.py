@@ -65,11 +65,12 @@ NOTHING_AHEAD = AheadWish()
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Proposals for outcomes of the round on top of `header`, by the hash of the prefix that each continues; times in
-    microseconds."""
+    """Proposals for outcomes of the round on top of `header`, by the hash of the prefix that each continues, the
+    likeliest first; `outcomes`: (drafts that stand, the token after them) of each. Times in microseconds."""
 
     header: Header
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
+    outcomes: Sequence[tuple[int, int]] = ()
     queue_us: int = 0
     compute_us: int = 0
 

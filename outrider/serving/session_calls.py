@@ -81,10 +81,12 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Branched:
-    """Proposals for outcomes of the round on top of `header`, by the hash of the prefix that each continues."""
+    """Proposals for outcomes of the round on top of `header`, by the hash of the prefix that each continues, the
+    likeliest first; `outcomes`: (drafts that stand, the token after them) of each."""
 
     header: Header
     proposals: Mapping[int, SealedProposal]
+    outcomes: Sequence[tuple[int, int]] = ()
     queue_us: int = 0
     compute_us: int = 0
     num_cancelled_tokens: int = 0
@@ -226,6 +228,7 @@ def read_draft(message: Any) -> Opened | Proposed | Begun | Branched | Lagging |
             return Branched(
                 convert.header_from_pb(told.header),
                 dict(zip(told.prefix_hashes, map(_sealed, told.proposals), strict=True)),
+                tuple(zip(told.num_accepted, told.next_token_ids, strict=True)),
                 told.queue_us,
                 told.compute_us,
                 told.num_cancelled_tokens,
@@ -260,9 +263,11 @@ def target_verify(
     drafter: str = "",
     num_draft_tokens: int = 0,
     tree_parents: Sequence[int] = (),
+    expected_token_id: int | None = None,
 ) -> Any:
     """`committed_ids`: the last ids of the header's prefix that the worker lacks; usually none. Without drafts the
-    worker's own `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of this shape if one is given."""
+    worker's own `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of this shape if one is given.
+    `expected_token_id`: the header is that of a prefix that is not committed yet, and this is its last id."""
     return target_pb2.TargetServiceSessionRequest(
         verify=target_pb2.TargetVerify(
             header=convert.header_to_pb(header),
@@ -271,6 +276,7 @@ def target_verify(
             drafter=drafter,
             num_draft_tokens=num_draft_tokens,
             tree_parents=[parent + 1 for parent in tree_parents],
+            expected_token_id=expected_token_id,
         )
     )
 

@@ -27,6 +27,8 @@ class SessionCounters:
     num_proposals: int = 0
     num_failed_drafts: int = 0
     num_faulty_features: int = 0
+    num_dropped_verifies: int = 0
+    """Pipelined ones that counted on another verdict."""
     num_ahead_draft_tokens: int = 0
     """Drafted ahead of verdicts, used or not."""
 

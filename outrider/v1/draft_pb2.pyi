@@ -120,17 +120,21 @@ class DraftProposal(_message.Message):
     def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., proposal: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ..., features_end: _Optional[int] = ..., num_cancelled_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftBranches(_message.Message):
-    __slots__ = ("header", "prefix_hashes", "proposals", "queue_us", "compute_us", "num_cancelled_tokens")
+    __slots__ = ("header", "prefix_hashes", "proposals", "queue_us", "compute_us", "num_cancelled_tokens", "num_accepted", "next_token_ids")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     NUM_CANCELLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     prefix_hashes: _containers.RepeatedScalarFieldContainer[int]
     proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
     queue_us: int
     compute_us: int
     num_cancelled_tokens: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., num_cancelled_tokens: _Optional[int] = ...) -> None: ...
+    num_accepted: _containers.RepeatedScalarFieldContainer[int]
+    next_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., prefix_hashes: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., num_cancelled_tokens: _Optional[int] = ..., num_accepted: _Optional[_Iterable[int]] = ..., next_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...

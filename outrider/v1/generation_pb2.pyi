@@ -336,7 +336,7 @@ class RequestTimings(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., time_to_first_token_ms: _Optional[float] = ..., draft_ms: _Optional[float] = ..., verify_ms: _Optional[float] = ..., network_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "gamma_histogram", "num_draft_tokens_per_pos", "num_accepted_tokens_per_pos", "num_dropped_proposals", "num_draft_failures", "drafters", "num_proposal_bytes", "num_plain_tokens", "num_correction_tokens", "num_bonus_tokens", "drafter_uses", "drafter_outlooks", "num_feature_bytes", "num_branches", "num_branch_hits", "num_branch_misses", "num_ahead_draft_tokens", "num_wasted_draft_tokens")
+    __slots__ = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "gamma_histogram", "num_draft_tokens_per_pos", "num_accepted_tokens_per_pos", "num_dropped_proposals", "num_draft_failures", "drafters", "num_proposal_bytes", "num_plain_tokens", "num_correction_tokens", "num_bonus_tokens", "drafter_uses", "drafter_outlooks", "num_feature_bytes", "num_branches", "num_branch_hits", "num_branch_misses", "num_ahead_draft_tokens", "num_wasted_draft_tokens", "num_pipelined_verifies", "num_dropped_verifies")
     NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +361,8 @@ class SpeculationStats(_message.Message):
     NUM_BRANCH_MISSES_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_WASTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PIPELINED_VERIFIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_VERIFIES_FIELD_NUMBER: _ClassVar[int]
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -385,7 +387,9 @@ class SpeculationStats(_message.Message):
     num_branch_misses: int
     num_ahead_draft_tokens: int
     num_wasted_draft_tokens: int
-    def __init__(self, num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., gamma_histogram: _Optional[_Iterable[int]] = ..., num_draft_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_dropped_proposals: _Optional[int] = ..., num_draft_failures: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., num_proposal_bytes: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_correction_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., drafter_uses: _Optional[_Iterable[_Union[DrafterUse, _Mapping]]] = ..., drafter_outlooks: _Optional[_Iterable[_Union[DrafterOutlook, _Mapping]]] = ..., num_feature_bytes: _Optional[int] = ..., num_branches: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., num_branch_misses: _Optional[int] = ..., num_ahead_draft_tokens: _Optional[int] = ..., num_wasted_draft_tokens: _Optional[int] = ...) -> None: ...
+    num_pipelined_verifies: int
+    num_dropped_verifies: int
+    def __init__(self, num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., gamma_histogram: _Optional[_Iterable[int]] = ..., num_draft_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_dropped_proposals: _Optional[int] = ..., num_draft_failures: _Optional[int] = ..., drafters: _Optional[_Iterable[str]] = ..., num_proposal_bytes: _Optional[int] = ..., num_plain_tokens: _Optional[int] = ..., num_correction_tokens: _Optional[int] = ..., num_bonus_tokens: _Optional[int] = ..., drafter_uses: _Optional[_Iterable[_Union[DrafterUse, _Mapping]]] = ..., drafter_outlooks: _Optional[_Iterable[_Union[DrafterOutlook, _Mapping]]] = ..., num_feature_bytes: _Optional[int] = ..., num_branches: _Optional[int] = ..., num_branch_hits: _Optional[int] = ..., num_branch_misses: _Optional[int] = ..., num_ahead_draft_tokens: _Optional[int] = ..., num_wasted_draft_tokens: _Optional[int] = ..., num_pipelined_verifies: _Optional[int] = ..., num_dropped_verifies: _Optional[int] = ...) -> None: ...
 
 class DrafterUse(_message.Message):
     __slots__ = ("drafter", "reason", "num_rounds", "num_draft_tokens", "num_accepted_draft_tokens", "expected_tokens_per_s", "tokens_per_s")

@@ -25,7 +25,7 @@ from session_clients import (
 )
 
 from outrider.drafting.proposal import Proposal
-from outrider.errors import Aborted, FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, Unimplemented
+from outrider.errors import Aborted, FailedPrecondition, Internal, InvalidArgument, ResourceExhausted
 from outrider.sampling.params import AcceptanceRule, SamplingParams
 from outrider.serving import convert, convert_worker
 from outrider.serving.status import from_rpc_error
@@ -362,11 +362,15 @@ async def test_target_refuses_by_field(case):
 @pytest.mark.parametrize(
     ("request_after_open", "field"),
     [
-        (TargetRequest(verify=target_pb2.TargetVerify(expected_token_id=0)), "verify.expected_token_id"),
-        (DraftRequest(advance=draft_pb2.DraftAdvance(price_tokens_per_ms=0.0)), "advance.price_tokens_per_ms"),
+        (
+            TargetRequest(verify=target_pb2.TargetVerify(expected_token_id=0, committed_ids=[1])),
+            "verify.committed_ids",
+        ),
+        (DraftRequest(advance=draft_pb2.DraftAdvance(ahead_branches=65)), "advance.ahead_branches"),
+        (DraftRequest(advance=draft_pb2.DraftAdvance(ahead_draft_tokens=65)), "advance.ahead_draft_tokens"),
     ],
 )
-async def test_later_work_is_refused_by_name(request_after_open, field):
+async def test_what_is_sent_ahead_is_refused_by_name(request_after_open, field):
     running, opening = running_target, target_opening()
     if isinstance(request_after_open, DraftRequest):
         running, opening = running_draft, draft_opening()
@@ -375,7 +379,7 @@ async def test_later_work_is_refused_by_name(request_after_open, field):
         await ask(call, open_request(opening))
         await call.write(request_after_open)
         error = await failure(call)
-        assert (type(error), error.field) == (Unimplemented, field)
+        assert (type(error), error.field) == (InvalidArgument, field)
         await worker.wait_idle()
 
 

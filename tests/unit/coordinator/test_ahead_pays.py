@@ -90,7 +90,7 @@ def test_a_hit_promises_more_than_a_round_on_demand() -> None:
 def test_hits_say_nothing_of_what_drafts_on_demand_take() -> None:
     stream = Stream()
     stream.rounds(40)
-    costs = stream.policy._shared.costs  # noqa: SLF001
+    costs = stream.policy._shared.costs
     assert costs.draft(MODEL).network.value() == pytest.approx(5.0)
     assert costs.draft_ms(MODEL, 4) == pytest.approx(4 * DRAFT_MS)
     assert costs.verify_ms(4) == pytest.approx(VERIFY_MS, rel=0.01)
@@ -105,7 +105,7 @@ def test_where_it_slows_the_target_it_is_left_and_tried_again() -> None:
     assert not any(ahead[40 : 40 + MAX_ROUNDS_WITHOUT // 2])
     assert sum(ahead) <= 20 + 2 * (NUM_RETRIES + 1)
     assert any(ahead[100:]), "it was never tried again"
-    assert stream.policy._shared.costs.verify_ms(4) == pytest.approx(VERIFY_MS, rel=0.02)  # noqa: SLF001
+    assert stream.policy._shared.costs.verify_ms(4) == pytest.approx(VERIFY_MS, rel=0.02)
     stream.slowdown = 1.0
     assert all(choice.ahead for choice in stream.rounds(MAX_ROUNDS_WITHOUT + 60)[-20:] if choice.reason != "probe")
 

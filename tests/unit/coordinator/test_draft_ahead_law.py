@@ -63,7 +63,7 @@ class AheadDraft(FakeDraft):
         return self.proposals(text, num_tokens)
 
 
-TALLY: dict[str, int] = {}
+TALLY = {HIT: 0, MISS: 0}
 
 
 def law_of(rule: AcceptanceRule, seed: int, gamma: int, num_tokens: int, draft: type[FakeDraft]) -> float:

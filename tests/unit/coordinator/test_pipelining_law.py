@@ -1,0 +1,121 @@
+"""Rounds sent before the verdict of the round before leave the joint law alone; so does every guess that was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import loop_law
+import pytest
+import test_draft_ahead_law as ahead_law
+from conftest import scaled
+from loop_law import FakeTarget, Pair, World, _sealed, convert, total_variation
+
+from coordinator.branches import Foretold
+from coordinator.drafting import Drafted
+from coordinator.gamma.fixed import FixedGamma
+from coordinator.gamma.policy import HIT, Candidate, Choice
+from coordinator.links import Timed
+from outrider.sampling.noise import hash_ids
+from outrider.sampling.params import AcceptanceRule
+from outrider.serving.messages import AheadWish
+from outrider.serving.session_calls import SealedProposal
+
+COUNTS = {"sent": 0, "used": 0}
+
+
+@dataclass
+class Pipelined(FakeTarget):
+    """Takes a round before the verdict of the one before, and drops it where that one turns out differently."""
+
+    pipelines: bool = True
+    _next: tuple[int, int] | None = None
+    _proposal: SealedProposal | None = None
+
+    @property
+    def is_verifying(self) -> bool:  # type: ignore[override]
+        header = self.stream.log.header(0)
+        return self._next == (header.base_length, header.prefix_hash)
+
+    @is_verifying.setter
+    def is_verifying(self, value: bool) -> None:
+        pass
+
+    def verify_next(self, base_length: int, prefix_hash: int, token_id: int, proposal: SealedProposal) -> None:
+        COUNTS["sent"] += 1
+        self._next, self._proposal = (base_length, prefix_hash), proposal
+
+    async def verify(self, sealed: SealedProposal) -> Timed:
+        if self.is_verifying:
+            COUNTS["used"] += 1
+            assert sealed is self._proposal, "another proposal than the one that the target has"
+        self._next = None
+        for _ in range(3):
+            await asyncio.sleep(0)  # the verdict is on its way
+        return await super().verify(sealed)
+
+
+@dataclass
+class Foretelling(ahead_law.AheadDraft):
+    """Tells the likeliest of its branches."""
+
+    async def foretold(self) -> Foretold:
+        log = self.stream.log
+        base = (*log.prompt_ids, *log.output_ids)
+        for text, branch in self.branches.items():
+            new = text[len(base) :]
+            prefix_hash = hash_ids(new, log.header(0).prefix_hash)
+            return Foretold(prefix_hash, len(new) - 1, new[-1], self._seal(text, branch))
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    def _seal(self, text: loop_law.Ids, branch: object) -> SealedProposal:
+        return _sealed(convert.proposal_to_pb(branch))  # type: ignore[arg-type]
+
+    def use(self, branch: SealedProposal, choice: Choice) -> Drafted:
+        prefix = (*self.stream.log.prompt_ids, *self.stream.log.output_ids)
+        chain = self.branches[prefix]
+        self.num_drafted += len(chain)
+        self.branches = self.drawn(prefix, chain, choice.num_draft_tokens)
+        return Drafted(branch, ahead=HIT)
+
+
+class SendsTheSure(Foretelling):
+    """A round is sent early only where its first draft was likely; otherwise, and this is the fault, its branch is
+    forgotten, and drawn anew."""
+
+    async def foretold(self) -> Foretold:
+        for text, branch in list(self.branches.items()):
+            if branch.q_at(0).probability(branch.token_ids[0]) < 0.5:
+                del self.branches[text]
+        return await super().foretold()
+
+
+class Ahead(FixedGamma):
+    def choose(self, max_draft_tokens, max_credit_tokens, candidates, guesses=()):  # type: ignore[no-untyped-def]
+        able = tuple(Candidate(c.name, max_branches=2) for c in candidates)
+        choice = super().choose(max_draft_tokens, max_credit_tokens, able, guesses)
+        assert not choice.candidate or isinstance(choice.ahead, AheadWish)
+        return choice
+
+
+def distance(rule: AcceptanceRule, seed: int, gamma: int, num_tokens: int, draft: type, monkeypatch) -> float:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(loop_law, "FakeTarget", Pipelined)
+    world = World(
+        Pair(2, seed), rule, lambda: Ahead(gamma, drafts_ahead=True), num_tokens=num_tokens, drafter="model",
+        max_drafts=gamma, fixed=gamma, make_draft=draft,
+    )  # fmt: skip
+    return total_variation(world.law(), world.target_law())
+
+
+@pytest.mark.parametrize(("gamma", "num_tokens"), [(1, 5), (2, 4)])
+@pytest.mark.parametrize("rule", [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK])
+def test_the_joint_law_is_the_targets(rule, gamma, num_tokens, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    COUNTS.update(sent=0, used=0)
+    for seed in range(scaled(4, at_least=1)):
+        assert distance(rule, seed, gamma, num_tokens, Foretelling, monkeypatch) < ahead_law.EXACT
+    assert 0 < COUNTS["used"] < COUNTS["sent"], "INCONCLUSIVE: no guess was right, or none wrong"
+
+
+@pytest.mark.parametrize("rule", [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK])
+def test_looking_at_what_was_drawn_is_caught(rule, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    assert max(distance(rule, seed, 1, 4, SendsTheSure, monkeypatch) for seed in range(2)) > 1e-3
