@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 
 import grpc
 
@@ -14,13 +15,14 @@ from coordinator.gamma.costs import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
 from outrider.serving.channel import open_channel
-from outrider.serving.worker_calls import WorkerDescription, describe, is_serving
+from outrider.serving.worker_calls import WorkerDescription, describe, is_serving, watch_serving
 
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 1.0
 RETRY_INTERVAL_S = 0.25
 PROBE_TIMEOUT_S = 2.0
+NOT_SERVING = "answers NOT_SERVING: it starts or drains"
 
 
 class WorkerRecord:
@@ -45,7 +47,7 @@ class WorkerRecord:
         self.channel: grpc.aio.Channel = open_channel(address)
         self._on_change = on_change
         self._kicked = asyncio.Event()
-        self._task = asyncio.create_task(self._watch())
+        self._tasks = (asyncio.create_task(self._watch()), asyncio.create_task(self._listen()))
 
     def fault(self) -> str:
         """Why no stream should go there; empty when one may. Pairing is the directory's to judge."""
@@ -70,8 +72,9 @@ class WorkerRecord:
         self._kicked.set()
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.channel.close()
 
     async def _watch(self) -> None:
@@ -87,6 +90,27 @@ class WorkerRecord:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_INTERVAL_S if answered else RETRY_INTERVAL_S):
                     await self._kicked.wait()
+
+    async def _listen(self) -> None:
+        """What the worker says by itself counts at once; the probes' clock is for workers that cannot say anything."""
+        while True:
+            try:
+                async with aclosing(watch_serving(self.channel, self.role)) as told:
+                    async for serving in told:
+                        self._hear(serving)
+            except OutriderError:
+                pass
+            if self.answers:
+                self._kicked.set()
+            await asyncio.sleep(RETRY_INTERVAL_S)
+
+    def _hear(self, serving: bool) -> None:
+        if serving and not self.answers:
+            self._kicked.set()
+        elif self.answers and not serving:
+            self.answers, self.detail = False, NOT_SERVING
+            log.info("%s worker %s: %s", self.role, self.address, self.detail)
+            self._on_change()
 
     async def _probe(self) -> tuple[bool, str]:
         try:
@@ -104,7 +128,7 @@ class WorkerRecord:
             started = time.perf_counter()
             serving = await is_serving(self.channel, self.role, timeout_s=PROBE_TIMEOUT_S)
             self.network.add(1000 * (time.perf_counter() - started))
-            return (True, "") if serving else (False, "answers NOT_SERVING: it starts or drains")
+            return (True, "") if serving else (False, NOT_SERVING)
         except OutriderError as error:
             return False, f"{error.status}: {error.message}"
         except Exception as error:  # a tokenizer or template of any library's making

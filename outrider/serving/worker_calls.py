@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,19 @@ async def is_serving(channel: grpc.aio.Channel, role: str, *, timeout_s: float) 
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from None
     return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def watch_serving(channel: grpc.aio.Channel, role: str) -> AsyncGenerator[bool, None]:
+    """Whether the worker takes new sessions: now, and whenever that changes. Raises OutriderError when it is lost."""
+    request = health_pb2.HealthCheckRequest(service=_SERVICES.get(role, ""))
+    call = health_pb2_grpc.HealthStub(channel).Watch(request)
+    try:
+        async for answer in call:
+            yield answer.status == health_pb2.HealthCheckResponse.SERVING
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from None
+    finally:
+        call.cancel()
 
 
 def role_from_pb(role: Any) -> str:
