@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import random
 
+import loop_law
 import pytest
 from conftest import scaled
 from loop_law import Pair, World, head_trees, total_variation, warm_policy
 
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
+from outrider.drafting.grown_tree import GrownTree, planned
 from outrider.drafting.tree import PREFIX
 from outrider.sampling.params import AcceptanceRule
 
@@ -77,6 +79,27 @@ def test_any_shape_and_one_that_follows_rows_past_a_rejection(rule: AcceptanceRu
         check(world)
         num_trees += world.num_trees
     assert num_trees > 0, "INCONCLUSIVE: no trees were drawn"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tree_that_is_ranked_again_after_it_was_drawn_is_found_out(
+    rule: AcceptanceRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What EAGLE-2 does with certain drafts: of the sampled ones only the likeliest are kept."""
+
+    def ranked(grown: GrownTree, *arguments: object) -> list[int]:
+        order = planned(grown, *arguments)  # type: ignore[arg-type]
+        return sorted(order, key=lambda node: -grown.nodes[node].child.probability)[:1]
+
+    monkeypatch.setattr(loop_law, "planned", ranked)
+    found = 0.0
+    for seed in range(3):
+        world = World(
+            Pair(2, seed), rule, lambda: FixedGamma(2), num_tokens=4, drafter="eagle-tree", fixed=2, drafters=(),
+            inside=candidates("eagle")[1:],
+        )  # fmt: skip
+        found = max(found, total_variation(world.law(), world.target_law()))
+    assert found > 0.01
 
 
 @pytest.mark.parametrize("kind", KINDS)
