@@ -47,6 +47,7 @@ class WorkerRecord:
         self.channel: grpc.aio.Channel = open_channel(address)
         self._on_change = on_change
         self._kicked = asyncio.Event()
+        self._says_no = False
         self._tasks = (asyncio.create_task(self._watch()), asyncio.create_task(self._listen()))
 
     def fault(self) -> str:
@@ -81,6 +82,8 @@ class WorkerRecord:
         while True:
             self._kicked.clear()
             answered, detail = await self._probe()
+            if answered and self._says_no:  # since the probe was answered
+                answered, detail = False, NOT_SERVING
             changed = (answered, detail) != (self.answers, self.detail)
             self.answers, self.detail = answered, detail
             self.first_probe.set()
@@ -100,11 +103,13 @@ class WorkerRecord:
                         self._hear(serving)
             except OutriderError:
                 pass
+            self._says_no = False
             if self.answers:
                 self._kicked.set()
             await asyncio.sleep(RETRY_INTERVAL_S)
 
     def _hear(self, serving: bool) -> None:
+        self._says_no = not serving
         if serving and not self.answers:
             self._kicked.set()
         elif self.answers and not serving:
