@@ -148,3 +148,16 @@ def test_bad_logits_are_told() -> None:
     for params in [SamplingParams(temperature=0.0), *(SamplingParams(acceptance=rule) for rule in AcceptanceRule)]:
         with pytest.raises(Internal, match="NaN at id 4"):
             draw_children(logits, params, STOPPING, History((1,)), Noise(0), 0, 1, 2)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams(acceptance=AcceptanceRule.COUPLED)])
+def test_chances_are_those_of_a_target_whose_logits_are_off_by_noise(params: SamplingParams) -> None:
+    """Which child the target then chooses, over many such targets: as often as the child says."""
+    found = children(params, 12)
+    assert sum(child.chance for child in found) == pytest.approx(1)
+    noise = np.random.default_rng(3)
+    hits: Counter[tuple[int, ...]] = Counter()
+    for _ in range(scaled(20_000, at_least=4_000)):
+        off = (LOGITS + noise.gumbel(size=12)).astype(np.float32)
+        hits[(coupled_token(off, params, STOPPING, History((1, 2), (2,)), Noise(5), 3),)] += 1
+    assert chi_square(hits, {(child.token_id,): child.chance for child in found}) > FALSE_ALARM
