@@ -38,13 +38,14 @@ class WorkerDirectory:
         self._workers: dict[str, WorkerRecord] = {}
         self._leaving: list[WorkerRecord] = []
         self._sweeper: asyncio.Task[None] | None = None
+        self._probe_timeout_s = max(PROBE_TIMEOUT_S, settings.peer_timeout_s)
 
     async def start(self) -> None:
         """Asks every worker that is held by now once, so that what is up can serve at once."""
         self._sweeper = asyncio.create_task(self._sweep())
         probes = [asyncio.create_task(worker.first_probe.wait()) for worker in self._workers.values()]
         if probes:
-            _, late = await asyncio.wait(probes, timeout=2 * PROBE_TIMEOUT_S)
+            _, late = await asyncio.wait(probes, timeout=2 * self._probe_timeout_s)
             for probe in late:
                 probe.cancel()
 
@@ -179,7 +180,7 @@ class WorkerDirectory:
             self._remove(worker)
             worker = None
         if worker is None:
-            worker = self._workers[address] = WorkerRecord(address, role, self._on_change)
+            worker = self._workers[address] = WorkerRecord(address, role, self._on_change, self._probe_timeout_s)
         worker.held_until[holder] = time.monotonic() + lease_s
         return worker
 

@@ -22,15 +22,19 @@ log = logging.getLogger(__name__)
 PROBE_INTERVAL_S = 1.0
 RETRY_INTERVAL_S = 0.25
 PROBE_TIMEOUT_S = 2.0
+"""At least; a coordinator that is patient with silent workers is as patient here."""
 NOT_SERVING = "answers NOT_SERVING: it starts or drains"
 
 
 class WorkerRecord:
     """Described on connect, and again whenever another process answers at the address."""
 
-    def __init__(self, address: str, role: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, role: str, on_change: Callable[[], None], probe_timeout_s: float = PROBE_TIMEOUT_S
+    ) -> None:
         self.address = address
         self.role = role
+        self._probe_timeout_s = probe_timeout_s
         self.held_until: dict[str, float] = {}
         """By who holds it, in `time.monotonic` seconds; infinity: for good."""
         self.draining = False
@@ -119,10 +123,10 @@ class WorkerRecord:
 
     async def _probe(self) -> tuple[bool, str]:
         try:
-            known = self.description
-            found = await describe(self.channel, without_tokenizer=known is not None, timeout_s=PROBE_TIMEOUT_S)
+            known, timeout_s = self.description, self._probe_timeout_s
+            found = await describe(self.channel, without_tokenizer=known is not None, timeout_s=timeout_s)
             if known is not None and found.incarnation != known.incarnation:
-                known, found = None, await describe(self.channel, without_tokenizer=False, timeout_s=PROBE_TIMEOUT_S)
+                known, found = None, await describe(self.channel, without_tokenizer=False, timeout_s=timeout_s)
             if known is None:
                 self.draining = False
                 self.text = await asyncio.to_thread(build_text_tools, found.model)
@@ -131,7 +135,7 @@ class WorkerRecord:
             if found.role != self.role:
                 return False, f"is a {found.role or 'nameless'} worker, listed as {self.role}"
             started = time.perf_counter()
-            serving = await is_serving(self.channel, self.role, timeout_s=PROBE_TIMEOUT_S)
+            serving = await is_serving(self.channel, self.role, timeout_s=timeout_s)
             self.network.add(1000 * (time.perf_counter() - started))
             return (True, "") if serving else (False, NOT_SERVING)
         except OutriderError as error:
