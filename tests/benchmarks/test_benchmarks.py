@@ -92,7 +92,7 @@ def test_a_small_cache_by_the_config(tmp_path: Path) -> None:
     [
         ({"GAMMAS": "2,x"}, "GAMMAS is '2,x'"),
         ({"VLLM_GAMMAS": "0"}, "VLLM_GAMMAS is '0'"),
-        ({"DRAFT_WEIGHT_DTYPE": "int4"}, "weight-dtype"),
+        ({"DRAFT_WEIGHT_DTYPE": "int3"}, "weight-dtype"),
     ],
 )
 def test_bad_variables_of_peers_are_usage_errors(variables: dict[str, str], says: str) -> None:
