@@ -46,7 +46,7 @@ class Generation:
         )
         deadline = asyncio.get_running_loop().time() + limit_s
         streams = [Stream(request, choice, codec, deadline=deadline) for choice in range(request.num_choices)]
-        self.traces.begin(request.request_id, request.tenant, request.num_choices)
+        self.traces.begin(request.tenant, request.request_id, request.num_choices)
         ticket = self._admission.enter(request.num_choices, request.priority)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -84,7 +84,7 @@ class Generation:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
         stream.keeps_steps |= self.traces.is_on
-        keep_step = partial(self.traces.add, stream.request.request_id)
+        keep_step = partial(self.traces.add, stream.request.tenant, stream.request.request_id)
         meter = self._metrics.watch(stream, arrived)
         target = TargetSide(stream, self._pool)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))

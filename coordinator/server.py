@@ -124,7 +124,7 @@ class GenerationServicer:
 
     async def GetTrace(self, request: pb.GetTraceRequest, context: Any) -> pb.GetTraceResponse:
         tenant = tenant_of(context.invocation_metadata() or (), self._settings.trusted_tenant_header)
-        streams = self._generation.traces.of(request.request_id, tenant)
+        streams = self._generation.traces.of(tenant, request.request_id)
         return pb.GetTraceResponse(
             streams=[
                 pb.StreamTrace(index=one.index, steps=map(step_to_pb, one.steps), num_left_out=one.num_left_out)

@@ -9,6 +9,11 @@ from outrider.errors import NotFound
 from outrider.results import GammaCause, Step, StreamTrace
 
 MAX_STEPS_A_STREAM = 4096
+MAX_REQUESTS = 4096
+"""Those without a round among them."""
+
+Key = tuple[str, str]
+"""Tenant and request id."""
 
 CAUSES = {
     "fixed": GammaCause.FIXED,
@@ -40,37 +45,33 @@ class _Stream:
     num_left_out: int = 0
 
 
-@dataclass(slots=True)
-class _Request:
-    tenant: str
-    streams: list[_Stream]
-
-
 class Traces:
     """Of one coordinator. The oldest requests go first, once there are more than `max_steps` rounds in all."""
 
     def __init__(self, max_steps: int) -> None:
         self._max_steps = max_steps
         self._num_steps = 0
-        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._requests: OrderedDict[Key, list[_Stream]] = OrderedDict()
 
-    def begin(self, request_id: str, tenant: str, num_choices: int) -> None:
-        """Of a request that begins; one of the same name is forgotten."""
+    def begin(self, tenant: str, request_id: str, num_choices: int) -> None:
+        """Of a request that begins; the tenant's last one of the same name is forgotten."""
         if not self._max_steps:
             return
-        self._forget(request_id)
-        self._requests[request_id] = _Request(tenant, [_Stream() for _ in range(num_choices)])
+        self._forget((tenant, request_id))
+        if len(self._requests) >= MAX_REQUESTS:
+            self._forget(next(iter(self._requests)))
+        self._requests[tenant, request_id] = [_Stream() for _ in range(num_choices)]
 
     @property
     def is_on(self) -> bool:
         return self._max_steps > 0
 
-    def add(self, request_id: str, choice: int, step: Step) -> None:
+    def add(self, tenant: str, request_id: str, choice: int, step: Step) -> None:
         """A round that has ended."""
-        request = self._requests.get(request_id)
-        if request is None:
+        streams = self._requests.get((tenant, request_id))
+        if streams is None:
             return
-        stream = request.streams[choice]
+        stream = streams[choice]
         if len(stream.steps) >= MAX_STEPS_A_STREAM:
             stream.num_left_out += 1
             return
@@ -79,19 +80,17 @@ class Traces:
         while self._num_steps > self._max_steps:
             self._forget(next(iter(self._requests)))
 
-    def of(self, request_id: str, tenant: str) -> tuple[StreamTrace, ...]:
+    def of(self, tenant: str, request_id: str) -> tuple[StreamTrace, ...]:
         """Raises NotFound, for another tenant's as well."""
-        request = self._requests.get(request_id)
-        if request is None or request.tenant != tenant:
+        streams = self._requests.get((tenant, request_id))
+        if streams is None:
             kept = f"the last {self._max_steps} rounds are" if self._max_steps else "nothing is (trace_steps is 0)"
             raise NotFound(
                 f"request_id {request_id[:128]!r}: no such request is kept here; {kept} kept", field="request_id"
             )
         return tuple(
-            StreamTrace(index, tuple(stream.steps), stream.num_left_out) for index, stream in enumerate(request.streams)
+            StreamTrace(index, tuple(stream.steps), stream.num_left_out) for index, stream in enumerate(streams)
         )
 
-    def _forget(self, request_id: str) -> None:
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            self._num_steps -= sum(len(stream.steps) for stream in request.streams)
+    def _forget(self, key: Key) -> None:
+        self._num_steps -= sum(len(stream.steps) for stream in self._requests.pop(key, ()))

@@ -10,7 +10,7 @@ from stack import in_process_stack
 from typer.testing import CliRunner
 
 import outrider
-from coordinator.traces import CAUSES, MAX_STEPS_A_STREAM, Traces
+from coordinator.traces import CAUSES, MAX_REQUESTS, MAX_STEPS_A_STREAM, Traces
 from outrider.cli.main import app
 from outrider.cli.timeline import segments, totals
 from outrider.cli.timeline_svg import draw
@@ -108,26 +108,32 @@ def test_a_drawing_holds_every_round_and_escapes_names() -> None:
 def test_the_oldest_go_first_and_a_long_stream_is_cut() -> None:
     traces = Traces(max_steps=10)
     for name in ("a", "b", "c"):
-        traces.begin(name, "t", 1)
+        traces.begin("t", name, 1)
         for _ in range(4):
-            traces.add(name, 0, step())
+            traces.add("t", name, 0, step())
     with pytest.raises(NotFound, match="the last 10 rounds"):
-        traces.of("a", "t")
-    assert len(traces.of("c", "t")[0].steps) == 4
+        traces.of("t", "a")
+    assert len(traces.of("t", "c")[0].steps) == 4
     with pytest.raises(NotFound):
-        traces.of("c", "another tenant")
-    traces.begin("c", "t", 1)
-    assert traces.of("c", "t")[0].steps == (), "a name that is used again begins anew"
+        traces.of("another tenant", "c")
+    traces.begin("another tenant", "c", 1)
+    assert len(traces.of("t", "c")[0].steps) == 4, "names are a tenant's own"
+    traces.begin("t", "c", 1)
+    assert traces.of("t", "c")[0].steps == (), "a name that is used again begins anew"
     long = Traces(max_steps=10 * MAX_STEPS_A_STREAM)
-    long.begin("x", "t", 1)
+    long.begin("t", "x", 1)
     for _ in range(MAX_STEPS_A_STREAM + 3):
-        long.add("x", 0, step())
-    assert long.of("x", "t")[0].num_left_out == 3
+        long.add("t", "x", 0, step())
+    assert long.of("t", "x")[0].num_left_out == 3
+    for number in range(MAX_REQUESTS):  # that never began a round
+        long.begin("t", str(number), 1)
+    with pytest.raises(NotFound):
+        long.of("t", "x")
     off = Traces(max_steps=0)
-    off.begin("x", "t", 1)
-    off.add("x", 0, step())
+    off.begin("t", "x", 1)
+    off.add("t", "x", 0, step())
     with pytest.raises(NotFound, match="trace_steps is 0"):
-        off.of("x", "t")
+        off.of("t", "x")
 
 
 def test_causes_are_those_of_the_wire() -> None:
