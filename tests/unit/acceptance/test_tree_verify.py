@@ -63,7 +63,7 @@ def drawn_tree(
         how = SamplingParams(temperature=0.0) if node in one_hot else params
         drawn = draw_children(draft.row(ids), how, stopping, History(prompt, path), noise, hash_ids(ids), len(ids),
                               len(children[node + 1]), replacement=replacement)  # fmt: skip
-        for child, (token_id, q, _) in zip(children[node + 1], drawn, strict=False):
+        for child, (token_id, q, *_) in zip(children[node + 1], drawn, strict=False):
             tokens[child] = (token_id, q)
     kept = sorted(tokens)
     places = {-1: -1, **{node: place for place, node in enumerate(kept)}}
