@@ -200,3 +200,23 @@ async def test_a_stream_that_drafts_otherwise_gets_no_states() -> None:
         both = await complete(client, drafter="auto", gamma=None, temperature=0, max_tokens=300)
         assert plain.token_ids == answer.token_ids == both.token_ids[:60]
         assert both.speculation.num_draft_tokens > 0
+
+
+async def test_beside_a_draft_model_only_streams_of_the_head_get_states() -> None:
+    async with head_stack() as stack, Client(stack.address) as client:
+        settings = DraftWorkerSettings(
+            model=TARGET + ",agreement=0.9", port=0, coordinators=(stack.address,), log_level="warning", drain_grace_s=0
+        )
+        other = await start(draft_server.serve, settings)
+        try:
+            async with asyncio.timeout(20):
+                while {"model", "toy-head"} - {*(await client.model_info()).drafters}:
+                    await asyncio.sleep(0.02)
+            for drafter in ("model", "toy-head"):
+                answers = await asyncio.gather(
+                    *(complete(client, drafter=drafter, temperature=0, max_tokens=200) for _ in range(2))
+                )
+                assert all(a.speculation.drafters == (drafter,) for a in answers), "INCONCLUSIVE"
+                assert all((a.speculation.num_feature_bytes > 0) == (drafter == "toy-head") for a in answers)
+        finally:
+            await other.close()
