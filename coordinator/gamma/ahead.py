@@ -26,9 +26,11 @@ BUILD_SHARE = 1.2
 MIN_ROUNDS_BEFORE = 3
 """Rounds on demand to have seen before any drafting ahead: it is judged against them."""
 MAX_ROUNDS_WITHOUT, NUM_RETRIES = 128, 8
-"""Where it did not pay it is tried again after so many rounds, for so many."""
+"""Where it did not pay it is tried again after so many rounds, for so many; twice as many after each try in vain."""
+MAX_PATIENCE = 32
+"""Times that first number."""
 SLOWED = 1.1
-"""A pass this much slower than expected tells of drafting ahead, not of passes."""
+"""A pass this much slower, or faster, than expected tells of work beside it, not of passes."""
 MIN_GAIN = 1.01
 """Over rounds on demand: less is not worth the work."""
 
@@ -62,6 +64,7 @@ class AheadCosts:
         self._slowdown = Median(NUM_RETRIES)
         self._num_rounds_without = 0
         self._num_retries = 0
+        self._patience = 1
 
     @property
     def slowdown(self) -> float:
@@ -74,14 +77,18 @@ class AheadCosts:
             self._pass_ms.add(report.branch_build_ms / (1 + report.num_own_drafts))
         if not report.choice.ahead:
             self._num_rounds_without += 1
-            if self._num_rounds_without >= MAX_ROUNDS_WITHOUT:
+            if self._num_rounds_without >= self._patience * MAX_ROUNDS_WITHOUT:
                 self._num_retries = NUM_RETRIES
+                self._num_rounds_without = 0
+                self._patience = min(2 * self._patience, MAX_PATIENCE)
             return True
         self._num_rounds_without = 0
+        if not self._num_retries:
+            self._patience = 1  # it was not a try: it paid
         self._num_retries = max(0, self._num_retries - 1)
         ratio = (report.verify_ms - report.verify_queue_ms) / max(1e-6, expected_pass_ms)
         self._slowdown.add(ratio)
-        return ratio <= SLOWED
+        return 1 / SLOWED <= ratio <= SLOWED
 
     def build_ms(self, num_draft_tokens: int, draft_ms: float) -> float:
         """draft_ms: of one draft of a chain."""

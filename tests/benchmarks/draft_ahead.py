@@ -26,9 +26,11 @@ from outrider.lm.toy import ToyModel, ToySpec
 from outrider.results import Completion, Speculation
 from outrider.sampling.noise import Noise
 
-VOCAB, SCALE = 64, 2.0
+VOCAB, SCALE = 256, 6.0
+"""As sure as language models are: the likeliest token has two thirds of the mass in the mean."""
 TARGET = f"toy:vocab={VOCAB},seed=1,scale={SCALE},pass_ms=30,token_ms=0.3"
 LOGIT_NOISE = 0.5
+"""Of a good pair, whose drafts are accepted with .9 then."""
 READY_S = 120.0
 COUPLED, BLOCK = "coupled", "block"
 

@@ -110,6 +110,11 @@ def test_where_it_slows_the_target_it_is_left_and_tried_again() -> None:
     assert all(choice.ahead for choice in stream.rounds(MAX_ROUNDS_WITHOUT + 60)[-20:] if choice.reason != "probe")
 
 
+def test_tries_in_vain_become_rare() -> None:
+    ahead = [bool(choice.ahead) for choice in Stream(slowdown=2.0).rounds(5 * MAX_ROUNDS_WITHOUT)]
+    assert 0 < sum(ahead[40:]) <= 2 * (NUM_RETRIES + 1)
+
+
 def test_on_and_off_are_obeyed() -> None:
     assert all(choice.ahead for choice in Stream("on", slowdown=2.0).rounds(30))
     assert not any(choice.ahead for choice in Stream("off").rounds(30))
