@@ -1,0 +1,86 @@
+"""Which outcomes a round may have, and how likely: against all of them, and against what then comes."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import scaled
+
+from draft_worker.branches import MatchOutlook, Place, RatioOutlook, RowCost, likeliest_outcomes, softmax, worth
+
+
+def places_of(rng, num_places, size=6, scale=2.0):
+    return [Place(np.arange(size)[::-1].copy(), rng.normal(scale=scale, size=size)) for _ in range(num_places)]
+
+
+@pytest.mark.parametrize("outlook", [MatchOutlook, RatioOutlook])
+def test_the_likeliest_come_first_and_all_together_are_certain(outlook):
+    rng = np.random.default_rng(1)
+    for _ in range(scaled(50, at_least=5)):
+        places = places_of(rng, 4)
+        if outlook is RatioOutlook:
+            places = [Place(ids, softmax(values)) for ids, values in places]
+        drafts = [int(place.ids[place.values.argmax()]) for place in places[:3]]
+        every = likeliest_outcomes(places, drafts, outlook(), 10_000)
+        assert math.fsum(outcome.probability for outcome in every) == pytest.approx(1.0)
+        assert len({outcome[:2] for outcome in every}) == len(every) == 3 * 5 + 6
+        assert all(outcome.token_id != drafts[outcome.num_accepted] for outcome in every if outcome.num_accepted < 3)
+        assert [o.probability for o in every] == sorted((o.probability for o in every), reverse=True)
+        assert likeliest_outcomes(places, drafts, outlook(), 5) == every[:5]
+        least = every[4].probability
+        assert likeliest_outcomes(places, drafts, outlook(), 100, min_probability=least) == every[:5]
+
+
+def test_nothing_is_foretold_after_the_end_of_the_text():
+    places = places_of(np.random.default_rng(2), 4)
+    outcomes = likeliest_outcomes(places, [3, 1, 2], MatchOutlook(), 100, left_out={1, 5})
+    assert {outcome.num_accepted for outcome in outcomes} == {0, 1}, "the second draft ends the text, or falls"
+    assert not {1, 5} & {outcome.token_id for outcome in outcomes}
+
+
+@pytest.mark.parametrize("noise", [0.2, 1.0])
+def test_a_match_learns_how_far_the_targets_scores_are_from_the_drafts(noise):
+    """Foretold and seen agree: outcomes held to be likely come as often as they are held to be."""
+    rng, outlook = np.random.default_rng(3), MatchOutlook()
+    expected = hits = 0.0
+    for i in range(400):
+        places = places_of(rng, 4)
+        drafts = [int(place.ids[place.values.argmax()]) for place in places[:3]]
+        said = [int(p.ids[(p.values + rng.normal(scale=noise, size=6)).argmax()]) for p in places]
+        num_accepted = next((i for i, (a, b) in enumerate(zip(said, drafts, strict=False)) if a != b), 3)
+        if i >= 100:
+            best = likeliest_outcomes(places, drafts, outlook, 2)
+            expected += sum(outcome.probability for outcome in best)
+            hits += any(outcome[:2] == (num_accepted, said[num_accepted]) for outcome in best)
+        outlook.observe(places, drafts, num_accepted, said[num_accepted])
+    assert hits / 300 == pytest.approx(expected / 300, abs=0.1)
+    assert (outlook.temperature < 0.35) == (noise == 0.2)
+
+
+def test_where_drafts_are_sampled_their_chances_are_learnt_by_confidence():
+    rng, outlook = np.random.default_rng(4), RatioOutlook()
+    sure = Place(np.array([1, 2]), np.array([0.95, 0.05]))
+    unsure = Place(np.array([1, 2]), np.array([0.3, 0.7]))
+    last = Place(np.array([3, 4]), np.array([0.5, 0.5]))
+    for _ in range(300):
+        outlook.observe([sure, last], [1], int(rng.random() < 0.95), 3)
+        outlook.observe([unsure, last], [1], int(rng.random() < 0.4), 3)
+    assert outlook.stands(sure, 1) == pytest.approx(0.95, abs=0.1)
+    assert outlook.stands(unsure, 1) == pytest.approx(0.4, abs=0.15)
+    assert outlook.after(unsure, 1).tolist() == [0.0, 1.0], "what fell does not come instead"
+
+
+def test_a_branch_is_worth_what_it_saves_by_its_chance():
+    outcomes = likeliest_outcomes(places_of(np.random.default_rng(5), 3), [1, 2], MatchOutlook(), 100)
+    kept = worth(outcomes, value_ms=20.0, cost_ms=1.0)
+    assert kept == [outcome for outcome in outcomes if outcome.probability >= 0.05]
+    assert 0 < len(kept) < len(outcomes)
+
+
+def test_rows_cost_what_passes_of_more_of_them_take_longer():
+    cost = RowCost()
+    assert cost.ms == 0.0
+    cost.observe(1, 10.0)
+    assert cost.ms == 0.0
+    cost.observe(11, 15.0)
+    assert cost.ms == pytest.approx(0.5)
