@@ -95,7 +95,7 @@ async def test_the_draft_worker_that_comes_back_gets_all_states_again(rule, monk
             )
             stack.draft[0] = await start(draft_server.serve, settings)
 
-        request = {**RULES[rule], "max_tokens": 1500, "num_speculative_tokens": 2, "drafter": "toy-head"}
+        request = {**RULES[rule], "max_tokens": 900, "num_speculative_tokens": 2, "drafter": "toy-head"}
         whole = await client.complete(PROMPT, **{**request, "num_speculative_tokens": 0})
         events = await collect(client.generate(PROMPT, report_steps=True, **request), 30, restart)
         assert ids(events) == whole.token_ids
