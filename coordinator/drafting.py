@@ -12,7 +12,7 @@ from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.links import DraftLate, DraftLink
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, Unavailable
 from outrider.serving.messages import DraftOpening, Verdict
 from outrider.serving.session_calls import SealedProposal
 
@@ -166,7 +166,8 @@ class DraftSide:
     async def foretold(self) -> Foretold:
         """The likeliest outcome of the round that is being verified, once the worker has told it. May be cancelled;
         raises OutriderError when the worker is lost, which the next look will find as well."""
-        assert self._link is not None
+        if self._link is None:
+            raise Unavailable("the draft worker was lost with its proposal")
         return await self._link.foretold()
 
     def use(self, branch: SealedProposal, choice: Choice) -> Drafted:

@@ -138,6 +138,7 @@ class TargetLink:
         """One verdict per step, over drafts of the worker's own where some are wanted, a tree if a shape is given; the
         caller commits each before it asks for the next, and may end early."""
         header = self._log.header(self._epoch)
+        self._next = None  # a round that was dropped there: what the run makes of the log may be its prefix after all
         timed = await self._ask(
             lambda missing: wire.target_decode(
                 header,
@@ -254,6 +255,8 @@ class DraftLink:
         self._awaited: list[Header] = []
         """Prefixes that a proposal was asked for and has not come; answers come in order."""
         self._asked_at = 0.0
+        self._has_begun = False
+        """Whether the worker has begun the proposal that was asked for last."""
         self._sent_length: int | None = None
         """Length of the worker's log once it has read all that was sent; None: it must be opened anew."""
         self._num_dropped = 0
@@ -319,7 +322,9 @@ class DraftLink:
     ) -> wire.SealedProposal:
         """Drafts that follow the log, none when nothing fits; or a branch of theirs that comes first, whole. Raises
         DraftLate after `wait_s`, unless the worker has begun by then: with a price the time that drafts take follows
-        from what was drawn, and to give them up for it would select among draws."""
+        from what was drawn, and to give them up for it would select among draws. One that does not end what it has
+        begun is lost."""
+        self._has_begun = False
         try:
             async with asyncio.timeout(wait_s) as limit:
                 for _ in range(MAX_RESENDS):
@@ -332,6 +337,8 @@ class DraftLink:
                         return wire.SealedProposal()
                     return proposal
         except TimeoutError:
+            if self._has_begun:
+                raise self._lost(f"has begun a proposal and owes it for {MAX_LATE_S:g} s") from None
             raise DraftLate from None
         raise self._lost("stays out of step")
 
@@ -404,7 +411,8 @@ class DraftLink:
                 return message.proposal
             self._take(message)
             if isinstance(message, wire.Begun) and message.header == expected:
-                limit.reschedule(None)
+                self._has_begun = True
+                limit.reschedule(asyncio.get_running_loop().time() + MAX_LATE_S)
             if isinstance(message, wire.Lagging):
                 return None
             if expected.prefix_hash in self.branches:
