@@ -52,7 +52,7 @@ class SessionStop:
         self._memory = memory
         self._scope = (tenant, _kind(sampling))
         self._learnt: dict[str, EarlyStop] = {}
-        self._unjudged: OrderedDict[int, tuple[str, list[float]]] = OrderedDict()
+        self._unjudged: OrderedDict[int, tuple[str, ChainStop]] = OrderedDict()
 
     def chain(self, drafter: str) -> ChainStop | None:
         """Of the next proposal."""
@@ -70,15 +70,16 @@ class SessionStop:
 
     def proposed(self, prefix_hash: int, drafter: str, chain: ChainStop) -> None:
         """The chain will be judged, if it is verified."""
-        self._unjudged[prefix_hash] = (drafter, chain.confidences)
+        self._unjudged[prefix_hash] = (drafter, chain)
         while len(self._unjudged) > MAX_UNJUDGED:
             self._unjudged.popitem(last=False)
 
     def judge(self, judged: Judged) -> None:
         """Nothing is learnt from what this stream's worker knows nothing of."""
-        drafter, confidences = self._unjudged.pop(judged.prefix_hash, ("", []))
-        if confidences and judged.soft_acceptances:
-            self._of(drafter).observe(confidences, [byte / 255 for byte in judged.soft_acceptances])
+        drafter, chain = self._unjudged.pop(judged.prefix_hash, ("", None))
+        if chain is not None and judged.soft_acceptances:
+            accepted = [byte / 255 for byte in judged.soft_acceptances]
+            self._of(drafter).observe(chain.price, chain.confidences, accepted)
 
     def _of(self, drafter: str) -> EarlyStop:
         if drafter not in self._learnt:

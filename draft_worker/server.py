@@ -261,7 +261,8 @@ def _price(message: draft_pb2.DraftAdvance) -> Price | None:
         value = getattr(message, name)
         if not 0 <= value < float("inf"):
             raise InvalidArgument(f"advance.{name} is {value}, must be 0 or more, and finite", field=f"advance.{name}")
-    return Price(message.price_tokens_per_ms, message.row_price_tokens)
+    expected = tuple(byte / 255 for byte in message.expected_acceptances)
+    return Price(message.price_tokens_per_ms, message.row_price_tokens, expected)
 
 
 def _refuse_features(field: str, features: str | bytes) -> None:

@@ -125,7 +125,7 @@ def chances_of(report: RoundReport) -> tuple[list[float], int]:
         chances = [byte / 255 for byte in report.soft_acceptances[:num_drafts]]
     else:
         chances = [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts)
-    if num_accepted == num_drafts < report.choice.num_draft_tokens:
+    if num_accepted == num_drafts < report.num_wanted:
         chances.append(0.0)
     return chances, num_accepted
 

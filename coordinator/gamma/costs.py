@@ -271,7 +271,7 @@ class RoundCosts:
     def observe_round(self, report: RoundReport, candidate: Candidate) -> None:
         """A round that a draft worker was asked for. A level of a tree takes what a token of a chain does."""
         draft_network_ms = report.draft_network_ms + report.wait_ms
-        num_wanted, num_drafts = report.choice.num_draft_tokens, report.num_own_drafts
+        num_wanted, num_drafts = report.num_wanted, report.num_own_drafts
         if report.parents:
             num_drafts = max(depths(report.parents))
             num_wanted = max(num_drafts, -(-num_wanted // max(1, report.choice.tree_width)))

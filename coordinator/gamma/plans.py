@@ -215,7 +215,8 @@ class Objective:
             return None
         rate, num_drafts = max(0.0, rate), plan.num_draft_tokens
         taken = (self._costs.taken(num_drafts) - self._costs.taken(0)) / num_drafts
-        return Price(rate, rate * self._costs.row_ms(num_drafts) + taken)
+        expected = tuple(self.acceptance(candidate).hazards(num_drafts))
+        return Price(rate, rate * self._costs.row_ms(num_drafts) + taken, expected)
 
     def is_held_back(self, plan: Plan, plans: Iterable[Plan]) -> bool:
         """Whether the stream would draft more were it alone on its target."""

@@ -139,6 +139,13 @@ class RoundReport:
         return self.parents or chain_parents(self.num_draft_tokens)
 
     @property
+    def num_wanted(self) -> int:
+        """Drafts that the chosen drafter was to give. A chain that ended where it did not pay was not short of any:
+        nothing is known of how further drafts would have fared."""
+        was_ended = self.choice.price is not None and self.num_own_drafts > 0
+        return min(self.num_own_drafts, self.choice.num_draft_tokens) if was_ended else self.choice.num_draft_tokens
+
+    @property
     def num_own_drafts(self) -> int:
         """Of the drafter that was chosen."""
         return self.num_draft_tokens - self.num_local

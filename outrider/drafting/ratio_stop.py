@@ -5,8 +5,9 @@ and a row of the target's pass must be accepted, all before it included, with a 
 at least. That is the stationary condition of max E[tokens] / E[ms] (Dinkelbach 1967: the best ratio is the price at
 which nothing more can be won).
 
-Chances come from the drafter's own confidence, calibrated by how drafts of such confidence fared. A worthless
-confidence gives every draft of a place the same chance, and the chain ends where a fixed length that pays best would.
+Chances come from what the caller expects of the text at hand, by place, and from the drafter's own confidence: by how
+much likelier drafts of such confidence turned out than was expected. A worthless confidence adds nothing, and the chain
+ends where the length that the caller expects to pay best does.
 
 What may be looked at. Whether the row of draft i + 1 is computed may depend on drafts 1 to i, and whether that draft is
 drawn also on its own law q; never on what was drawn. So each prefix decides by itself whether the chain goes on, and
@@ -26,9 +27,8 @@ EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)
 """Between bins of confidence."""
 FIRST = len(EDGES) + 1
 """The bin of the place before the first draft, of which nothing is known."""
-NUM_PLACES = 5
-"""Places 1, 2, 3-4, 5-8 and all after."""
-PRIOR_CHANCE = 0.7
+DEFAULT_CHANCE = 0.7
+"""Of a draft at a place of which nothing is expected."""
 PRIOR_WEIGHT = 8.0
 """Observations that the start of a session's estimate counts for."""
 DECAY = 0.995
@@ -42,10 +42,15 @@ MAX_LOG_ODDS = 6.0
 @dataclass(frozen=True, slots=True)
 class Price:
     """`tokens_per_ms`: what a ms of this stream's time earns. `row_tokens`: what a further row of the target's pass
-    takes from this stream and from all others."""
+    takes from this stream and from all others. `expected`: by place, that a draft stands if those before it do."""
 
     tokens_per_ms: float
     row_tokens: float = 0.0
+    expected: tuple[float, ...] = ()
+
+    def chance(self, place: int) -> float:
+        """Of the draft at a place, from 0; beyond those told, that of the last one."""
+        return self.expected[min(place, len(self.expected) - 1)] if self.expected else DEFAULT_CHANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +65,26 @@ UNJUDGED = Judged()
 
 
 class Calibration:
-    """Chance of acceptance by a bin of evidence and the place in the chain: log odds that add up, fitted online.
+    """How much likelier drafts are accepted than was expected, by a bin of evidence: in log odds, fitted online.
 
-    One Newton step an observation, each parameter with its own curvature, which is forgotten as more come in.
+    A Newton step an observation, each bin with its own curvature, which is forgotten as more come in.
     """
 
     def __init__(self, start: Calibration | None = None) -> None:
         """start: what others have learnt; it counts for a few observations."""
-        bias = _log_odds(PRIOR_CHANCE)
-        self._by_bin: list[float] = [bias] * (FIRST + 1) if start is None else list(start._by_bin)
-        self._by_place: list[float] = [0.0] * NUM_PLACES if start is None else list(start._by_place)
-        weight = PRIOR_WEIGHT * PRIOR_CHANCE * (1 - PRIOR_CHANCE)
-        self._bin_curvature = [weight] * (FIRST + 1)
-        self._place_curvature = [weight] * NUM_PLACES
+        self._shift: list[float] = [0.0] * (FIRST + 1) if start is None else list(start._shift)
+        self._curvature = [PRIOR_WEIGHT * DEFAULT_CHANCE * (1 - DEFAULT_CHANCE)] * (FIRST + 1)
 
-    def chance(self, evidence: int, place: int) -> float:
-        """evidence: a bin; place: from 0."""
-        log_odds = self._by_bin[evidence] + self._by_place[_place_class(place)]
+    def chance(self, evidence: int, expected: float) -> float:
+        """evidence: a bin; expected: the chance without it."""
+        log_odds = _log_odds(expected) + self._shift[evidence]
         return 1 / (1 + math.exp(-max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, log_odds))))
 
-    def observe(self, evidence: int, place: int, accepted: float, weight: float = 1.0) -> None:
+    def observe(self, evidence: int, expected: float, accepted: float, weight: float = 1.0) -> None:
         """accepted: the target's own chance of it, or 1 or 0 as it fell."""
-        chance, k = self.chance(evidence, place), _place_class(place)
-        curvature = weight * chance * (1 - chance)
-        self._bin_curvature[evidence] = DECAY * self._bin_curvature[evidence] + curvature
-        self._place_curvature[k] = DECAY * self._place_curvature[k] + curvature
-        step = 0.5 * weight * (accepted - chance)
-        self._by_bin[evidence] += step / self._bin_curvature[evidence]
-        self._by_place[k] += step / self._place_curvature[k]
+        chance = self.chance(evidence, expected)
+        self._curvature[evidence] = DECAY * self._curvature[evidence] + weight * chance * (1 - chance)
+        self._shift[evidence] += weight * (accepted - chance) / self._curvature[evidence]
 
 
 class EarlyStop:
@@ -107,19 +104,20 @@ class EarlyStop:
         """For the next chain. draft_ms: what a draft takes, its wait for the engine included."""
         return ChainStop(self, price, draft_ms)
 
-    def observe(self, confidences: Sequence[float], accepted: Sequence[float]) -> None:
-        """A chain that was verified. accepted: each draft's chance of acceptance as the target found it, past the first
-        rejection too. A draft counts by the chance that all before it stand: where text is hard for several tokens in a
-        row, those that are reached fare better than those that are not."""
+    def observe(self, price: Price, confidences: Sequence[float], accepted: Sequence[float]) -> None:
+        """A chain that was verified, at the price it was drafted for. accepted: each draft's chance of acceptance as
+        the target found it, past the first rejection too. A draft counts by the chance that all before it stand: where
+        text is hard for several tokens in a row, those that are reached fare better than those that are not."""
         bins = [FIRST, *map(_bin, confidences)]
         reached = 1.0
         for place, chance in enumerate(accepted[: len(confidences)]):
-            self._own.observe(bins[place + 1], place, chance, reached)
-            self._next.observe(bins[place], place, chance, reached)
+            expected = price.chance(place)
+            self._own.observe(bins[place + 1], expected, chance, reached)
+            self._next.observe(bins[place], expected, chance, reached)
             reached *= chance
             self._num_observed += 1
         if self._prior is not None:
-            self._prior.observe(confidences, accepted)
+            self._prior.observe(price, confidences, accepted)
 
     @property
     def is_ready(self) -> bool:
@@ -137,7 +135,7 @@ class ChainStop:
 
     def __init__(self, learnt: EarlyStop, price: Price, draft_ms: float) -> None:
         self._learnt = learnt
-        self._price = price
+        self.price = price
         self._draft_ms = draft_ms
         self._bin = FIRST
         self._path = 1.0
@@ -148,8 +146,8 @@ class ChainStop:
         """Whether another draft is expected to pay for its pass and for its row; the first one was asked for."""
         if not self.confidences or not self._learnt.is_ready:
             return True
-        expected = self._path * self._learnt._next.chance(self._bin, len(self.confidences))
-        due = expected < self._price.tokens_per_ms * self._draft_ms + self._price.row_tokens
+        expected = self._path * self._learnt._next.chance(self._bin, self.price.chance(len(self.confidences)))
+        due = expected < self.price.tokens_per_ms * self._draft_ms + self.price.row_tokens
         return not (due and self._learnt._may_end())
 
     def wants_draft(self, confidence: float) -> bool:
@@ -158,8 +156,8 @@ class ChainStop:
         confidence: in [0, 1]; of a sampled draft a function of q, of another one its own probability.
         """
         place, evidence = len(self.confidences), _bin(confidence)
-        path = self._path * self._learnt._own.chance(evidence, place)
-        if place and self._learnt.is_ready and path < self._price.row_tokens and self._learnt._may_end():
+        path = self._path * self._learnt._own.chance(evidence, self.price.chance(place))
+        if place and self._learnt.is_ready and path < self.price.row_tokens and self._learnt._may_end():
             return False
         self._path, self._bin = path, evidence
         self.confidences.append(confidence)
@@ -170,9 +168,6 @@ def _bin(confidence: float) -> int:
     return bisect_right(EDGES, confidence)
 
 
-def _place_class(place: int) -> int:
-    return min(NUM_PLACES - 1, place.bit_length())
-
-
 def _log_odds(chance: float) -> float:
+    chance = min(0.995, max(0.005, chance))
     return math.log(chance / (1 - chance))

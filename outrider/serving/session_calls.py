@@ -196,6 +196,7 @@ def draft_advance(
             has_proposal=has_proposal,
             price_tokens_per_ms=price.tokens_per_ms if price is not None else None,
             row_price_tokens=price.row_tokens if price is not None else 0.0,
+            expected_acceptances=bytes(round(255 * chance) for chance in price.expected) if price is not None else b"",
             soft_acceptances=judged.soft_acceptances,
             judged_prefix_hash=judged.prefix_hash,
         )

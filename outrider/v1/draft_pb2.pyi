@@ -68,7 +68,7 @@ class DraftOpened(_message.Message):
     def __init__(self, context_length: _Optional[int] = ...) -> None: ...
 
 class DraftAdvance(_message.Message):
-    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start", "tree_width", "ahead_branches", "ahead_draft_tokens", "ahead_value_ms", "has_proposal", "row_price_tokens", "soft_acceptances", "judged_prefix_hash")
+    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start", "tree_width", "ahead_branches", "ahead_draft_tokens", "ahead_value_ms", "has_proposal", "row_price_tokens", "soft_acceptances", "judged_prefix_hash", "expected_acceptances")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class DraftAdvance(_message.Message):
     ROW_PRICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOFT_ACCEPTANCES_FIELD_NUMBER: _ClassVar[int]
     JUDGED_PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_ACCEPTANCES_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
@@ -99,7 +100,8 @@ class DraftAdvance(_message.Message):
     row_price_tokens: float
     soft_acceptances: bytes
     judged_prefix_hash: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., tree_width: _Optional[int] = ..., ahead_branches: _Optional[int] = ..., ahead_draft_tokens: _Optional[int] = ..., ahead_value_ms: _Optional[float] = ..., has_proposal: _Optional[bool] = ..., row_price_tokens: _Optional[float] = ..., soft_acceptances: _Optional[bytes] = ..., judged_prefix_hash: _Optional[int] = ...) -> None: ...
+    expected_acceptances: bytes
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., tree_width: _Optional[int] = ..., ahead_branches: _Optional[int] = ..., ahead_draft_tokens: _Optional[int] = ..., ahead_value_ms: _Optional[float] = ..., has_proposal: _Optional[bool] = ..., row_price_tokens: _Optional[float] = ..., soft_acceptances: _Optional[bytes] = ..., judged_prefix_hash: _Optional[int] = ..., expected_acceptances: _Optional[bytes] = ...) -> None: ...
 
 class DraftBegun(_message.Message):
     __slots__ = ("header",)

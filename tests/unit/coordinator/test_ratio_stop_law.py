@@ -33,8 +33,13 @@ def taught(seed: int) -> EarlyStop:
     stop, rng = EarlyStop(), random.Random(seed)
     for _ in range(40):
         confidences = [rng.random() for _ in range(MAX_DRAFTS)]
-        stop.observe(confidences, [0.95 if c > 0.6 else 0.15 for c in confidences])
+        stop.observe(Price(0.0), confidences, [0.95 if c > 0.6 else 0.15 for c in confidences])
     return stop
+
+
+def price_of(rng: random.Random) -> Price:
+    expected = tuple(rng.choice([0.5, 0.7, 0.9]) for _ in range(rng.randrange(MAX_DRAFTS)))
+    return Price(0.7 * rng.random(), rng.choice([0.0, 0.4 * rng.random()]), expected)
 
 
 class Priced(FixedGamma):
@@ -47,7 +52,7 @@ class Priced(FixedGamma):
     def choose(self, *args: Any, **kwargs: Any) -> Choice:
         choice = super().choose(*args, **kwargs)
         rng = random.Random(str(self._seen))
-        return dataclasses.replace(choice, price=Price(0.7 * rng.random(), rng.choice([0.0, 0.4 * rng.random()])))
+        return dataclasses.replace(choice, price=price_of(rng))
 
     def observe(self, report: RoundReport) -> None:
         self._seen.append((report.num_accepted, report.soft_acceptances))
@@ -97,7 +102,9 @@ class Stopping(FakeDraft):
         return drafted
 
     def judge(self, verdict: Verdict, num_drafts: int) -> None:
-        self.stop.observe(self._confidences, [byte / 255 for byte in verdict.soft_acceptances[:num_drafts]])
+        self.stop.observe(
+            self._price, self._confidences, [byte / 255 for byte in verdict.soft_acceptances[:num_drafts]]
+        )
 
     def proposals(self, prefix: Ids, num_tokens: int) -> Weighted:
         found: Weighted = []

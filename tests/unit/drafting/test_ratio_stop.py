@@ -2,12 +2,13 @@
 
 import math
 import random
+from operator import truediv
 from typing import NamedTuple
 
 import pytest
 from conftest import scaled
 
-from outrider.drafting.ratio_stop import EDGES, MIN_OBSERVED, EarlyStop, Price
+from outrider.drafting.ratio_stop import DEFAULT_CHANCE, EDGES, MIN_OBSERVED, EarlyStop, Price
 
 CAP = 12
 DRAFT_MS, PASS_MS, ROW_MS = 3.0, 30.0, 0.3
@@ -40,17 +41,24 @@ def text(num_tokens: int, seed: int, *, is_useful: bool) -> list[Place]:
 def play(places: list[Place], round_trip_ms: float, gamma: int, stop: EarlyStop | None = None) -> float:
     """ms a token. The same text and coins whatever the policy."""
     position, clock, tokens, ms = 0, 0.0, 1.0, PASS_MS
+    passed, reached = [7.0] * CAP, [10.0] * CAP
     while position < len(places) - CAP:
         drafts, num_passes = places[position : position + gamma], gamma
         if stop is not None:
-            price = tokens / ms
-            chain, num_passes = stop.chain(Price(price, price * ROW_MS), DRAFT_MS), 0
+            rate, expected = tokens / ms, tuple(map(truediv, passed, reached))
+            price = Price(rate, rate * ROW_MS, expected)
+            chain, num_passes = stop.chain(price, DRAFT_MS), 0
             while num_passes < gamma and chain.wants_row():
                 num_passes += 1
                 if not chain.wants_draft(drafts[num_passes - 1].confidence):
                     break
             drafts = drafts[: len(chain.confidences)]
-            stop.observe(chain.confidences, [draft.chance for draft in drafts])
+            stop.observe(price, chain.confidences, [draft.chance for draft in drafts])
+            alive = 1.0
+            for place, draft in enumerate(drafts):
+                passed[place] += alive * draft.chance
+                reached[place] += alive
+                alive *= draft.chance
         num_accepted = next((i for i, d in enumerate(drafts) if d.coin >= d.chance), len(drafts))
         round_ms = round_trip_ms + num_passes * DRAFT_MS + PASS_MS + ROW_MS * (len(drafts) + 1)
         position, clock = position + num_accepted + 1, clock + round_ms
@@ -82,7 +90,7 @@ def taught(chance_of: dict[float, float], num_chains: int = 60) -> EarlyStop:
     stop, rng = EarlyStop(), random.Random(3)
     for _ in range(num_chains):
         confidences = [rng.choice(list(chance_of)) for _ in range(6)]
-        stop.observe(confidences, [chance_of[c] for c in confidences])
+        stop.observe(FREE, confidences, [chance_of[c] for c in confidences])
     return stop
 
 
@@ -121,7 +129,7 @@ def test_what_was_judged_bad_is_tried_again() -> None:
     assert drafted(stop, price, [0.3] * 4) == 1
     for _ in range(400):
         num_drafts = drafted(stop, price, [0.3] * 4)
-        stop.observe([0.3] * num_drafts, [0.9] * num_drafts)
+        stop.observe(price, [0.3] * num_drafts, [0.9] * num_drafts)
     assert sum(drafted(stop, price, [0.3] * 4) for _ in range(10)) >= 36
 
 
@@ -130,11 +138,20 @@ def test_chances_follow_what_is_reached() -> None:
     stop, rng = EarlyStop(), random.Random(5)
     for _ in range(3000):
         chance = rng.choice([0.9, 0.1])
-        stop.observe([0.6] * 3, [chance] * 3)
-    chain, evidence = stop.chain(FREE, 1.0), sum(edge <= 0.6 for edge in EDGES)
-    for expected in (0.5, 0.82, 0.89):
-        assert stop._own.chance(evidence, len(chain.confidences)) == pytest.approx(expected, abs=0.12)
-        chain.wants_draft(0.6)
+        stop.observe(FREE, [0.6] * 3, [chance] * 3)
+    evidence = sum(edge <= 0.6 for edge in EDGES)
+    # the mean of .9 and .1, weighted by how often each is reached
+    assert stop._own.chance(evidence, DEFAULT_CHANCE) == pytest.approx(0.667, abs=0.06)
+
+
+def test_confidence_is_read_against_what_is_expected_of_the_text() -> None:
+    """Drafts that do as was expected of their place shift nothing, however easy or hard the text is."""
+    stop, rng = EarlyStop(), random.Random(7)
+    for _ in range(400):
+        expected = rng.choice([(0.9, 0.8), (0.4, 0.2)])
+        stop.observe(Price(0.1, 0.0, expected), [rng.random(), rng.random()], expected)
+    assert drafted(stop, Price(0.1, 0.0, (0.9,)), [0.5] * 5) == 5
+    assert drafted(stop, Price(0.1, 0.0, (0.4,)), [0.5] * 5) == 1
 
 
 def test_a_prior_is_a_start_and_learns_with_its_streams() -> None:
@@ -144,12 +161,12 @@ def test_a_prior_is_a_start_and_learns_with_its_streams() -> None:
     for _ in range(3):
         stream = EarlyStop(kind)
         for _ in range(MIN_OBSERVED):
-            stream.observe([0.3], [0.2])
+            stream.observe(FREE, [0.3], [0.2])
     assert drafted(EarlyStop(kind), Price(0.2), [0.3] * 4) == 1
 
 
 def test_no_number_goes_astray() -> None:
     stop = EarlyStop()
     for accepted in [0.0] * 2000 + [1.0] * 2000:
-        stop.observe([0.0, 1.0], [accepted, accepted])
-        assert all(0 < stop._own.chance(b, place) < 1 for b in (0, 10) for place in (0, 1, 40))
+        stop.observe(Price(1.0, 1.0, (accepted,)), [0.0, 1.0], [accepted, accepted])
+        assert all(0 < stop._own.chance(evidence, told) < 1 for evidence in (0, 10) for told in (0.0, 0.5, 1.0))

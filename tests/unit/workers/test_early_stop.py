@@ -52,14 +52,14 @@ def test_where_a_chain_ends_follows_from_the_drafts_before_alone(rule: Acceptanc
     """Over many seeds: chains that begin alike go on alike, whatever they draw next."""
     memory = StopMemory()
     prior = memory.prior(("model", "", "sampled"))
-    for confidence in np.linspace(0.02, 0.99, 60).tolist():
-        prior.observe([confidence] * 2, [0.95 if confidence > 0.4 else 0.2] * 2)
+    for confidence in np.linspace(0.02, 0.99, 300).tolist():
+        prior.observe(Price(0.0), [confidence] * 2, [0.1 if 0.5 < confidence < 0.65 else 0.95] * 2)
     goes_on: dict[tuple[int, ...], set[bool]] = {}
     for seed in range(scaled(1500, at_least=150)):
         opening = draft_session(MODEL, SamplingParams(acceptance=rule, seed=seed))
         opening.stop = SessionStop(memory, "", opening.log.sampling)
         opening._drafters.clear()
-        drafts = propose(opening, 4, Price(0.0, 0.3)).token_ids
+        drafts = propose(opening, 4, Price(0.0, 0.2)).token_ids
         for length in range(1, len(drafts) + (len(drafts) < 4)):
             goes_on.setdefault(drafts[:length], set()).add(length < len(drafts))
     assert all(len(answers) == 1 for answers in goes_on.values())
