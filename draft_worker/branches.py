@@ -165,7 +165,8 @@ class RowCost:
 
 
 def softmax(values: np.ndarray) -> np.ndarray:
-    masses = np.exp(values - values.max())
+    """Of no values: none."""
+    masses = np.exp(values - values.max(initial=-np.inf))
     return masses / masses.sum()
 
 

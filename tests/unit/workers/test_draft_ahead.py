@@ -9,7 +9,7 @@ from session_loops import BUSY, GREEDY, PROMPT, RULES, HandDriver, ListSequence,
 
 from draft_worker.branches import RowCost
 from draft_worker.session import DraftSession
-from outrider.errors import InvalidArgument
+from outrider.errors import Internal, InvalidArgument
 from outrider.lm.interface import run_program
 from outrider.sampling.params import AcceptanceRule, Finish, SamplingParams, StoppingParams
 from outrider.serving.messages import AheadWish, DraftOpening
@@ -233,3 +233,19 @@ def test_more_than_the_worker_offers_is_refused():
         with pytest.raises(InvalidArgument) as error:
             session.check_ahead(wish)
         assert error.value.field == field
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_row_behind_the_chain_that_cannot_be_read_costs_its_branches_alone(name):
+    """Nothing may come there; what may come before is drafted for, and the next round goes on."""
+    hand = HandDriver(toy("vocab=16,seed=1,agreement=0.9,nan_after=8").logits_for)
+    session = ahead_session(PARAMS[name])
+    chain = hand.run(session.advance(header_after(session, [4]), [4], 8))
+    assert len(chain) == 8 - len(PROMPT), "it ends at the row that cannot be read"
+    branches = hand.run(session.draft_ahead(WISH))
+    assert branches.proposals, "INCONCLUSIVE"
+    assert all(num_accepted < len(chain) for num_accepted, _ in branches.outcomes)
+    new = [*chain.token_ids, 5]
+    with pytest.raises(Internal, match="NaN"):
+        hand.run(session.advance(header_after(session, new), new, 4))
+    assert session.log.ids[-1] == 5
