@@ -9,18 +9,22 @@ failures, local guesses, trees, a draft worker's answer that is given up as late
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
 from coordinator.simulator.engine import Clock, Device, Engine, PassCost, Work
 from coordinator.simulator.texts import Text
 from coordinator.simulator.world import World
+from outrider.drafting.ratio_stop import ChainStop, EarlyStop
 
 MODEL = Candidate("model")
 CREDIT_TOKENS = 64
 MAX_PASS_ROWS = 2048
+DRAFT_MS_WINDOW = 16
+"""Proposals over which a draft worker knows what a draft takes."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class _Stream:
     draft_ms: float = 0.0
     draft_queue_ms: float = 0.0
     num_drafts: int = 0
+    stop: EarlyStop = field(default_factory=EarlyStop)
+    chain: ChainStop | None = None
 
     @property
     def place(self) -> int:
@@ -99,6 +105,8 @@ class Simulation:
         self._max_draft_tokens = max_draft_tokens
         self._on_round = on_round
         self._rng = random.Random(seed)
+        self._stops = EarlyStop()
+        self._draft_ms: deque[float] = deque(maxlen=DRAFT_MS_WINDOW)
         self._rounds: Counter[int] = Counter()
         self._tokens: Counter[int] = Counter()
         devices = [Device() for _ in range(world.num_targets)]
@@ -116,6 +124,7 @@ class Simulation:
                 offset := offsets.randrange(text.length),
                 new_policy(text, offset),
                 candidates,
+                stop=EarlyStop(self._stops),
             )
             for i in range(num_streams)
         ]
@@ -177,14 +186,31 @@ class Simulation:
 
     def _draft(self, stream: _Stream) -> None:
         """The draft worker has the question. How far it drafts may depend on its own confidence alone."""
-        stream.num_drafts = stream.choice.num_draft_tokens
+        num_passes = self._num_passes(stream)
         context = self.world.context_tokens + stream.num_tokens
 
         def done(work: Work) -> None:
             stream.draft_ms, stream.draft_queue_ms = self.clock.now - work.arrived, work.queue_ms
+            self._draft_ms.append(stream.draft_ms / num_passes)
             self.clock.after(stream.draft_rtt_ms / 2, self._ask_target, stream)
 
-        stream.draft.submit(Work(1, stream.num_drafts, context, done))
+        stream.draft.submit(Work(1, num_passes, context, done))
+
+    def _num_passes(self, stream: _Stream) -> int:
+        """Decides how many drafts there will be. A row whose draft turns out not to be worth its place was computed."""
+        num_wanted, price = stream.choice.num_draft_tokens, stream.choice.price
+        stream.chain, stream.num_drafts = None, num_wanted
+        if price is None:
+            return num_wanted
+        stream.chain = chain = stream.stop.chain(price, median(self._draft_ms) if self._draft_ms else 0.0)
+        num_drafts = 0
+        while num_drafts < num_wanted and chain.wants_row():
+            if not chain.wants_draft(stream.text.confidence(stream.place + num_drafts)):
+                stream.num_drafts = num_drafts
+                return num_drafts + 1
+            num_drafts += 1
+        stream.num_drafts = num_drafts
+        return num_drafts
 
     def _ask_target(self, stream: _Stream) -> None:
         trip_ms = self._trip(self.world.target_rtt_ms)
@@ -216,6 +242,8 @@ class Simulation:
             num_accepted = num_drafts = 0
             draft_ms = draft_queue_ms = draft_rtt_ms = 0.0
             soft, num_committed = b"", choice.credit_tokens
+        if num_drafts and stream.chain is not None and choice.price is not None:
+            stream.stop.observe(choice.price, stream.chain.confidences, [byte / 255 for byte in soft])
         stream.num_tokens += num_committed
         ended = stream.num_tokens >= self._stream_tokens
         report = RoundReport(
@@ -246,4 +274,5 @@ class Simulation:
             stream.offset += stream.num_tokens
             stream.num_tokens = 0
             stream.policy = self._new_policy(stream.text, stream.offset)
+            stream.stop = EarlyStop(self._stops)
         self._begin(stream)

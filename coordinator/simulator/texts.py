@@ -92,6 +92,10 @@ class Text:
         """Of the draft at `place` when it is the round's number `depth`, from 0."""
         return self.chances[place % self.length] * self._factor(depth)
 
+    def confidence(self, place: int) -> float:
+        """The drafter's own idea of the chance at `place`."""
+        return self.confidences[place % self.length]
+
     def verify(self, place: int, num_drafts: int) -> tuple[int, bytes]:
         """(accepted, soft acceptances) of so many drafts from `place` on."""
         place %= self.length
