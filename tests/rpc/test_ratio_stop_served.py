@@ -35,7 +35,7 @@ async def test_drafts_have_a_price_and_the_text_stays(rule: str) -> None:
             plain = await client.complete(PROMPT, seed=seed, max_tokens=60, num_speculative_tokens=0, **options)
             answer = await client.complete(PROMPT, seed=seed, max_tokens=60, drafter="model", **options)
             assert rule == "block" or answer.token_ids == plain.token_ids
-            assert answer.speculation.num_draft_failures == answer.speculation.num_dropped_proposals == 0
+            assert answer.speculation.num_draft_failures == 0
         fixed = await client.complete(
             PROMPT, seed=5, max_tokens=40, num_speculative_tokens=4, drafter="model", report_steps=True, **options
         )  # fmt: skip
