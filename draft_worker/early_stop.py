@@ -78,7 +78,7 @@ class SessionStop:
         """Nothing is learnt from what this stream's worker knows nothing of."""
         drafter, chain = self._unjudged.pop(judged.prefix_hash, ("", None))
         if chain is not None and judged.soft_acceptances:
-            accepted = [byte / 255 for byte in judged.soft_acceptances]
+            accepted = [byte / 255 for byte in judged.soft_acceptances[: len(chain.confidences)]]
             self._of(drafter).observe(chain.price, chain.confidences, accepted)
 
     def _of(self, drafter: str) -> EarlyStop:

@@ -81,9 +81,11 @@ class Calibration:
         return 1 / (1 + math.exp(-max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, log_odds))))
 
     def observe(self, evidence: int, expected: float, accepted: float, weight: float = 1.0) -> None:
-        """accepted: the target's own chance of it, or 1 or 0 as it fell."""
+        """accepted: the target's own chance of it, or 1 or 0 as it fell. Of no weight, it is no observation: what was
+        seen before is not forgotten for it either."""
         chance = self.chance(evidence, expected)
-        self._curvature[evidence] = DECAY * self._curvature[evidence] + weight * chance * (1 - chance)
+        kept = 1 - (1 - DECAY) * weight
+        self._curvature[evidence] = kept * self._curvature[evidence] + weight * chance * (1 - chance)
         self._shift[evidence] += weight * (accepted - chance) / self._curvature[evidence]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from conftest import scaled
 
-from outrider.drafting.ratio_stop import DEFAULT_CHANCE, EDGES, MIN_OBSERVED, EarlyStop, Price
+from outrider.drafting.ratio_stop import DEFAULT_CHANCE, EDGES, MIN_OBSERVED, Calibration, EarlyStop, Price
 
 CAP = 12
 DRAFT_MS, PASS_MS, ROW_MS = 3.0, 30.0, 0.3
@@ -170,3 +170,13 @@ def test_no_number_goes_astray() -> None:
     for accepted in [0.0] * 2000 + [1.0] * 2000:
         stop.observe(Price(1.0, 1.0, (accepted,)), [0.0, 1.0], [accepted, accepted])
         assert all(0 < stop._own.chance(evidence, told) < 1 for evidence in (0, 10) for told in (0.0, 0.5, 1.0))
+
+
+def test_drafts_that_are_never_reached_wear_nothing_out() -> None:
+    """Behind a draft that is always rejected nothing is learnt, however long: the first that is reached counts as ever."""
+    worn, fresh = Calibration(), Calibration()
+    for _ in range(200_000):
+        worn.observe(3, 0.7, 0.0, weight=0.0)
+    for calibration in (worn, fresh):
+        calibration.observe(3, 0.7, 0.0)
+    assert worn.chance(3, 0.7) == pytest.approx(fresh.chance(3, 0.7))
