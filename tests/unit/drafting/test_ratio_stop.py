@@ -173,7 +173,7 @@ def test_no_number_goes_astray() -> None:
 
 
 def test_drafts_that_are_never_reached_wear_nothing_out() -> None:
-    """Behind a draft that is always rejected nothing is learnt, however long: the first that is reached counts as ever."""
+    """Behind a draft that is always rejected nothing is learnt, however long; the first one reached counts as ever."""
     worn, fresh = Calibration(), Calibration()
     for _ in range(200_000):
         worn.observe(3, 0.7, 0.0, weight=0.0)
