@@ -120,7 +120,9 @@ class AdaptiveGamma:
         if report.is_local:
             costs.observe_verify(report)
             return
-        self._last_try[candidate.key if candidate is not None else PLAIN] = _LastTry(self._ms, self._tokens)
+        key = candidate.key if candidate is not None else PLAIN
+        self._last_try[key] = _LastTry(self._ms, self._tokens)
+        self._shared.passed(key, report.round_ms)
         if candidate is None:
             costs.observe_plain(report)
             return
@@ -179,8 +181,8 @@ class AdaptiveGamma:
         last = self._last_try.get(plan.key, _LastTry())
         tokens_missing = last.tokens + MIN_PROBE_INTERVAL_TOKENS - self._tokens
         share = FIRST_PROBE_SHARE if self._is_fresh(plan) else self._probe_share(plan)
-        allowed_at = last.ms + plan.loss_ms(best) * num_others / share
-        return max(allowed_at - self._ms, tokens_missing / best.rate)
+        elapsed_ms = max(self._ms - last.ms, self._shared.ms_since_try(plan.key))
+        return max(plan.loss_ms(best) * num_others / share - elapsed_ms, tokens_missing / best.rate)
 
     def _probe_share(self, plan: Plan) -> float:
         changes = self._objective.acceptance(plan.candidate).changes if plan.candidate is not None else 0.0

@@ -23,6 +23,8 @@ class PairEstimates:
         self.costs = costs or RoundCosts()
         self._priors: dict[str, Acceptance] = {}
         self._starts: dict[str, Sequence[float]] = {}
+        self._ms = 0.0
+        self._tried_at: dict[str, float] = {}
         self._siblings: dict[str, Siblings] = {}
         self._gains: dict[str, Gain] = {}
         self._hit_rates: dict[str, HitRate] = {}
@@ -45,6 +47,16 @@ class PairEstimates:
     def gain(self, candidate: Candidate) -> Gain:
         """Of trees of a drafter inside the target over their shapes, over every stream of the scope."""
         return self._gains.setdefault(candidate.learnt_as, Gain())
+
+    def passed(self, tried: str, ms: float) -> None:
+        """Time of one stream of the scope, in which it did what this key names."""
+        self._ms += ms
+        self._tried_at[tried] = self._ms
+
+    def ms_since_try(self, key: str) -> float:
+        """Time of all streams of the scope since one of them did this; 0 before the first. Streams may be too short
+        for each to try again by itself what was slow once."""
+        return self._ms - self._tried_at.get(key, self._ms)
 
     def expect(self, candidate: Candidate, chances: Sequence[float]) -> None:
         """First estimates for a drafter that nobody of the scope has used, by position."""

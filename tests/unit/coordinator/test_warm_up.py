@@ -94,6 +94,29 @@ def test_a_drafter_without_data_is_tried_now_and_then() -> None:
     assert policy.choose(CAP, 32, (MODEL, HEAD)).candidate == HEAD
 
 
+def test_what_was_slow_once_is_tried_again_though_every_stream_is_short() -> None:
+    """The first calls of a draft worker took long, later ones do not; streams end before a probe of their own."""
+    shared, rng, slow, fast = PairEstimates(), random.Random(2), World(accept=0.9, draft_ms=40.0), World(accept=0.9)
+    policy = AdaptiveGamma(shared, CAP)
+    for _ in range(4):
+        policy.observe(slow.round(policy.choose(CAP, 4, (MODEL,)), rng))
+    assert "model" not in answer_drafters(slow, shared)
+    num_streams = next((n for n in range(400) if "model" in answer_drafters(fast, shared)), 400)
+    assert 0 < num_streams < 400, "tried again, and not by each stream"
+
+
+def answer_drafters(world: World, shared: PairEstimates) -> set[str]:
+    """Who drafted for one short stream."""
+    policy, rng, done, drafters = AdaptiveGamma(shared, CAP), random.Random(4), 0, set()
+    while done < 64:
+        choice = policy.choose(min(CAP, 63 - done), 64 - done, (MODEL,))
+        report = world.round(choice, rng)
+        policy.observe(report)
+        done += report.num_committed
+        drafters.add(choice.drafter)
+    return drafters
+
+
 def test_tenants_share_costs_and_nothing_else() -> None:
     shared = SharedEstimates()
     one, two = shared.of("m", "one", greedy=True), shared.of("m", "two", greedy=True)
