@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from functools import partial
 
 from coordinator.admission import Admission
 from coordinator.drafting import DraftSide
@@ -16,7 +15,7 @@ from coordinator.request import AUTO, ResolvedRequest
 from coordinator.round_loop import RoundLoop
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import TextCodec
-from coordinator.traces import Traces
+from coordinator.traces import KeepStep, Traces
 from coordinator.verifying import TargetSide
 from outrider.errors import DeadlineExceeded
 from outrider.results import Started
@@ -46,7 +45,7 @@ class Generation:
         )
         deadline = asyncio.get_running_loop().time() + limit_s
         streams = [Stream(request, choice, codec, deadline=deadline) for choice in range(request.num_choices)]
-        self.traces.begin(request.tenant, request.request_id, request.num_choices)
+        keep_step = self.traces.begin(request.tenant, request.request_id, request.num_choices)
         ticket = self._admission.enter(request.num_choices, request.priority)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -64,7 +63,7 @@ class Generation:
             outbox = Outbox(self._settings.emit_buffer_chunks)
             async with asyncio.timeout_at(deadline):
                 await ticket.admitted
-            tasks = [asyncio.create_task(self._run(stream, outbox, arrived, deadline)) for stream in streams]
+            tasks = [asyncio.create_task(self._run(stream, outbox, arrived, deadline, keep_step)) for stream in streams]
             for stream in streams:
                 outbox.join(stream.choice)
             async for event in outbox.events():
@@ -80,11 +79,10 @@ class Generation:
             finally:
                 self._admission.leave(ticket)
 
-    async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float) -> None:
+    async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float, keep_step: KeepStep) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
         stream.keeps_steps |= self.traces.is_on
-        keep_step = partial(self.traces.add, stream.request.tenant, stream.request.request_id)
         meter = self._metrics.watch(stream, arrived)
         target = TargetSide(stream, self._pool)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.errors import NotFound
@@ -14,6 +15,8 @@ MAX_REQUESTS = 4096
 
 Key = tuple[str, str]
 """Tenant and request id."""
+KeepStep = Callable[[int, Step], None]
+"""A choice, and a round of it."""
 
 CAUSES = {
     "fixed": GammaCause.FIXED,
@@ -53,32 +56,25 @@ class Traces:
         self._num_steps = 0
         self._requests: OrderedDict[Key, list[_Stream]] = OrderedDict()
 
-    def begin(self, tenant: str, request_id: str, num_choices: int) -> None:
-        """Of a request that begins; the tenant's last one of the same name is forgotten."""
-        if not self._max_steps:
-            return
-        self._forget((tenant, request_id))
-        if len(self._requests) >= MAX_REQUESTS:
-            self._forget(next(iter(self._requests)))
-        self._requests[tenant, request_id] = [_Stream() for _ in range(num_choices)]
+    def begin(self, tenant: str, request_id: str, num_choices: int) -> KeepStep:
+        """Of a request that begins: what is to be told of each round that has ended, with its choice. The tenant's last
+        one of the same name is forgotten, and what still comes of it is kept no more."""
+        key, streams = (tenant, request_id), [_Stream() for _ in range(num_choices)]
+        if self._max_steps:
+            self._forget(key)
+            if len(self._requests) >= MAX_REQUESTS:
+                self._forget(next(iter(self._requests)))
+            self._requests[key] = streams
+
+        def keep(choice: int, step: Step) -> None:
+            if self._requests.get(key) is streams:
+                self._add(streams[choice], step)
+
+        return keep
 
     @property
     def is_on(self) -> bool:
         return self._max_steps > 0
-
-    def add(self, tenant: str, request_id: str, choice: int, step: Step) -> None:
-        """A round that has ended."""
-        streams = self._requests.get((tenant, request_id))
-        if streams is None:
-            return
-        stream = streams[choice]
-        if len(stream.steps) >= MAX_STEPS_A_STREAM:
-            stream.num_left_out += 1
-            return
-        stream.steps.append(step)
-        self._num_steps += 1
-        while self._num_steps > self._max_steps:
-            self._forget(next(iter(self._requests)))
 
     def of(self, tenant: str, request_id: str) -> tuple[StreamTrace, ...]:
         """Raises NotFound, for another tenant's as well."""
@@ -91,6 +87,15 @@ class Traces:
         return tuple(
             StreamTrace(index, tuple(stream.steps), stream.num_left_out) for index, stream in enumerate(streams)
         )
+
+    def _add(self, stream: _Stream, step: Step) -> None:
+        if len(stream.steps) >= MAX_STEPS_A_STREAM:
+            stream.num_left_out += 1
+            return
+        stream.steps.append(step)
+        self._num_steps += 1
+        while self._num_steps > self._max_steps:
+            self._forget(next(iter(self._requests)))
 
     def _forget(self, key: Key) -> None:
         self._num_steps -= sum(len(stream.steps) for stream in self._requests.pop(key, ()))

@@ -108,9 +108,9 @@ def test_a_drawing_holds_every_round_and_escapes_names() -> None:
 def test_the_oldest_go_first_and_a_long_stream_is_cut() -> None:
     traces = Traces(max_steps=10)
     for name in ("a", "b", "c"):
-        traces.begin("t", name, 1)
+        keep = traces.begin("t", name, 1)
         for _ in range(4):
-            traces.add("t", name, 0, step())
+            keep(0, step())
     with pytest.raises(NotFound, match="the last 10 rounds"):
         traces.of("t", "a")
     assert len(traces.of("t", "c")[0].steps) == 4
@@ -118,20 +118,23 @@ def test_the_oldest_go_first_and_a_long_stream_is_cut() -> None:
         traces.of("another tenant", "c")
     traces.begin("another tenant", "c", 1)
     assert len(traces.of("t", "c")[0].steps) == 4, "names are a tenant's own"
-    traces.begin("t", "c", 1)
+    of_two = traces.begin("t", "c", 2)
     assert traces.of("t", "c")[0].steps == (), "a name that is used again begins anew"
+    of_one = traces.begin("t", "c", 1)
+    of_two(1, step())  # the first of the two still runs
+    of_one(0, step())
+    assert [len(stream.steps) for stream in traces.of("t", "c")] == [1], "neither is told as the other's"
     long = Traces(max_steps=10 * MAX_STEPS_A_STREAM)
-    long.begin("t", "x", 1)
+    keep = long.begin("t", "x", 1)
     for _ in range(MAX_STEPS_A_STREAM + 3):
-        long.add("t", "x", 0, step())
+        keep(0, step())
     assert long.of("t", "x")[0].num_left_out == 3
     for number in range(MAX_REQUESTS):  # that never began a round
         long.begin("t", str(number), 1)
     with pytest.raises(NotFound):
         long.of("t", "x")
     off = Traces(max_steps=0)
-    off.begin("t", "x", 1)
-    off.add("t", "x", 0, step())
+    off.begin("t", "x", 1)(0, step())
     with pytest.raises(NotFound, match="trace_steps is 0"):
         off.of("t", "x")
 
