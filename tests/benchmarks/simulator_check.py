@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from draft_ahead import BLOCK, Setting, acceptance, agreement_for, draft_of, services
@@ -23,7 +24,7 @@ from coordinator.simulator.simulation import Simulation
 from coordinator.simulator.texts import Text, constant
 from coordinator.simulator.world import World
 from outrider.cli.console import err, print_json
-from outrider.cli.measure import median, steps_of
+from outrider.cli.measure import steps_of
 from outrider.results import Completion, Step
 from outrider.settings import CoordinatorSettings
 
@@ -64,14 +65,14 @@ async def measured(client: Any, case: Case, seed: int, num_tokens: int) -> list[
 
 
 def costs_of(steps: Sequence[Step]) -> World:
-    """From rounds of two γ of one stream alone."""
+    """From rounds of two γ of one stream alone: means, since a rate is made of all rounds, the slow ones too."""
     rounds = [step for step in steps if step.reason != "prefill"]
     few, many = CALIBRATION_GAMMAS
-    verify = {gamma: median(s.verify_ms for s in rounds if s.num_draft_tokens == gamma) for gamma in (few, many)}
+    verify = {gamma: fmean(s.verify_ms for s in rounds if s.num_draft_tokens == gamma) for gamma in (few, many)}
     drafted = [step for step in rounds if step.num_draft_tokens == many]
     row_ms = max(0.0, (verify[many] - verify[few]) / (many - few))
-    draft_ms = median(step.draft_ms / many for step in drafted)
-    network_ms = median(step.network_ms for step in drafted)
+    draft_ms = fmean(step.draft_ms / many for step in drafted)
+    network_ms = fmean(step.network_ms for step in drafted)
     known = (step.round_ms - step.draft_ms - step.verify_ms - step.network_ms - step.queue_ms for step in drafted)
     return World(
         target=Line(verify[few] - row_ms, row_ms),
@@ -79,7 +80,7 @@ def costs_of(steps: Sequence[Step]) -> World:
         draft=Line(draft_ms - 0.1, 0.1),
         draft_rtt_ms=min(network_ms, RTT_MS),
         target_rtt_ms=max(0.0, network_ms - RTT_MS),
-        overhead_ms=max(0.0, median(known)),
+        overhead_ms=max(0.0, fmean(known)),
     )
 
 
