@@ -70,7 +70,7 @@ class CoordinatorSettings(ServerSettings):
     num_speculative_tokens: int | None = Field(
         None, ge=0, description="Fixed number of drafts a round; unset: adaptive."
     )
-    max_speculative_tokens: int = Field(8, ge=1, le=64, description="Cap of the adaptive number of drafts.")
+    max_speculative_tokens: int = Field(16, ge=1, le=64, description="Cap of the adaptive number of drafts.")
     acceptance: Literal["token", "block", "coupled"] = Field("block", description="Rule when a request names none.")
     draft_ahead: Literal["auto", "on", "off"] = Field(
         "auto",
