@@ -270,7 +270,7 @@ def test_absent_fields_mean_the_models_defaults() -> None:
     assert (request.sampling.top_p, request.sampling.min_p, request.sampling.repetition_penalty) == (1.0, 0.0, 1.0)
     assert request.stopping.max_tokens == 97, "256 does not fit, so what the context leaves"
     assert request.num_speculative_tokens is None
-    assert request.max_draft_tokens == 8
+    assert request.max_draft_tokens == 16
     assert request.skip_special_tokens
     assert resolved(set_fields("stopping", ignore_eos=True)).stopping.stop_token_ids == frozenset()
 
