@@ -158,6 +158,8 @@ class DraftAhead:
                     parents=[b.node for b in growing],
                     background=self._only is None,
                 )
+                if self._only is not None:  # since it was looked at: whoever said so could not see this forward yet
+                    self._pending.background = False
                 result = yield self._pending
                 queue_us += result.queue_us
                 self._row_cost.observe(len(growing), result.compute_us / 1000)

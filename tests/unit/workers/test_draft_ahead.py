@@ -7,10 +7,11 @@ import pytest
 from conftest import scaled
 from session_loops import BUSY, GREEDY, PROMPT, RULES, HandDriver, ListSequence, header_after, target_session, toy
 
+from draft_worker import draft_ahead
 from draft_worker.branches import RowCost
 from draft_worker.session import DraftSession
 from outrider.errors import Internal, InvalidArgument
-from outrider.lm.interface import run_program
+from outrider.lm.interface import Forward, run_program
 from outrider.sampling.params import AcceptanceRule, Finish, SamplingParams, StoppingParams
 from outrider.serving.messages import AheadWish, DraftOpening
 from outrider.serving.session_log import SessionCounters
@@ -135,6 +136,29 @@ def test_a_verdict_that_comes_early_lets_its_own_branch_grow_alone():
     assert session.ahead.take_num_cancelled() == 2 * (most_rows - 1), "what the others had is told as waste"
     [(ids, branch)] = prefixes(session, chain.token_ids, end.value.value).items()
     assert content(branch) == content(on_demand(PARAMS["block"], ids, 4))
+
+
+def test_a_verdict_that_comes_while_a_forward_is_made_is_not_missed(monkeypatch):
+    """A branch that somebody waits for must not wait for a worker without other work."""
+    hand = HandDriver(DRAFT.logits_for)
+    session = ahead_session(PARAMS["block"])
+    hand.run(session.advance(session.log.header, (), 4))
+    seen = []
+
+    def made_meanwhile(*args, **fields):
+        made = Forward(*args, **fields)  # on the engine's thread, while the other one hears of the verdict
+        if session.ahead._growing:
+            assert session.ahead.waits_for(min(session.ahead._growing))
+        return made
+
+    monkeypatch.setattr(draft_ahead, "Forward", made_meanwhile)
+
+    def forward(request):
+        seen.append(request.background)
+        return hand.forward(request)
+
+    run_program(session.draft_ahead(WISH), forward)
+    assert seen == [True, False, False, False, False]
 
 
 def test_all_branches_take_one_pass_a_draft():
