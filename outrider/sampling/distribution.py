@@ -139,8 +139,10 @@ def draw(probabilities: np.ndarray, u: float) -> int:
 
 
 def _first_beyond(cumulative: np.ndarray, u: float) -> int:
-    """u * total rounds to less than total for every u <= 1 - 2**-53, so the index is always in range."""
-    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    """u * total rounds to less than total for every u <= 1 - 2**-53, so the index is in range; where the total is a
+    subnormal number it may not, and the last id with mass is meant."""
+    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    return index if index < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))
 
 
 def support(logits: np.ndarray, params: SamplingParams, stopping: StoppingParams, history: History) -> Support:
