@@ -410,7 +410,7 @@ class DraftLink:
                 self.features.has(message.features_end)
                 return message.proposal
             self._take(message)
-            if isinstance(message, wire.Begun) and message.header == expected:
+            if isinstance(message, wire.Begun) and message.header == expected and not self._has_begun:
                 self._has_begun = True
                 limit.reschedule(asyncio.get_running_loop().time() + MAX_LATE_S)
             if isinstance(message, wire.Lagging):
