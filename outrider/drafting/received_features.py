@@ -69,7 +69,8 @@ class ReceivedFeatures:
         rows = np.frombuffer(data, "<u2").reshape(num_rows, self._width)[self.num_rows - start :]
         if bool(((rows & _EXPONENT) == _EXPONENT).any()):
             raise _refused(f"of tokens {self.num_rows} to {end - 1} hold NaN or infinity")
-        self._parts.append((self.num_rows, rows))
+        # a view would keep the known ones, which nobody counts
+        self._parts.append((self.num_rows, rows.copy() if start < self.num_rows else rows))
         self.num_rows = end
 
     def rows(self, start: int, end: int) -> Any:

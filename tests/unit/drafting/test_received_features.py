@@ -89,3 +89,19 @@ def test_what_is_refused_changes_nothing(start, data, told):
     assert (caught.value.field, caught.value.reason) == ("features", "BAD_FEATURES")
     assert buffer.num_rows == 4
     assert torch.equal(buffer.rows(0, 4), torch.from_numpy(rows).bfloat16())
+
+
+def test_rows_that_come_again_are_not_held_twice():
+    """What is held is what is counted, also where one new row comes behind a thousand known ones."""
+    buffer = ReceivedFeatures(WIDTH, 2000)
+    rows = some_rows(np.random.default_rng(0), 1002)
+    buffer.append(0, packed_rows(rows[:1000]))
+    for end in (1001, 1002):
+        buffer.append(0, packed_rows(rows[:end]))
+    assert buffer.num_bytes == 1002 * WIDTH * 2
+    for _, part in buffer._parts:
+        held = part
+        while isinstance(held.base, np.ndarray):
+            held = held.base
+        assert held.nbytes == part.nbytes
+    assert torch.equal(buffer.rows(0, 1002), torch.from_numpy(rows).bfloat16())
