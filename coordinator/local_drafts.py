@@ -86,9 +86,11 @@ class LocalDrafts:
         self._memory = memory
         self._scope = memory.scope(stream)
         self._chances = Chances(prior=memory.chances(stream))
+        if not request.learns_from_others:
+            self._chances = Chances()
         self._index = SuffixIndex(memory.settings.lookup_min_ngram)
         self._num_read = 0
-        self._reads_past = stream.sampling.decides_by_match or request.has_fresh_seed
+        self._reads_past = request.learns_from_others
         self._masks = _Masks(stream) if _may_mask(stream) else None
         self._open_guesses: tuple[Guess, ...] = ()
         self._guessed_at = -1

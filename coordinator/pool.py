@@ -42,13 +42,21 @@ class SessionPool:
 
     def policy(self, request: ResolvedRequest) -> GammaPolicy:
         """Fixed or adaptive, as the request says. Streams of one model share what they learn of costs, those of one
-        tenant how far drafts survive."""
-        shared = self._estimates.of(request.model, request.tenant, greedy=request.sampling.greedy)
+        tenant how far drafts survive, unless they might have one another's coins."""
+        shared = self._estimates.apart(request.model)
+        if request.learns_from_others:
+            shared = self._estimates.of(request.model, request.tenant, greedy=request.sampling.greedy)
         self._tell(shared, request)
         if request.num_speculative_tokens is not None:
             drafts_ahead = self._settings.draft_ahead == "on"
             return FixedGamma(request.num_speculative_tokens, drafts_ahead=drafts_ahead, shared=shared)
-        return AdaptiveGamma(shared, request.max_speculative_tokens, draft_ahead=self._settings.draft_ahead)
+        return AdaptiveGamma(
+            shared,
+            request.max_speculative_tokens,
+            draft_ahead=self._settings.draft_ahead,
+            # a draft worker ends chains by what it learnt of all streams
+            ends_chains=request.learns_from_others,
+        )
 
     def not_of_draft_workers(self, stream: Stream) -> tuple[str, ...]:
         """Drafters that run elsewhere: here, or inside targets."""

@@ -67,6 +67,12 @@ class ResolvedRequest:
     """The seed was drawn for this request: no earlier stream can have had it."""
 
     @property
+    def learns_from_others(self) -> bool:
+        """Whether what earlier streams came to may decide anything here. Under TOKEN and BLOCK one that had the same
+        seed has thrown the very coins of this one."""
+        return self.sampling.decides_by_match or self.has_fresh_seed
+
+    @property
     def max_draft_tokens(self) -> int:
         """Drafts that one round may carry."""
         fixed = self.num_speculative_tokens

@@ -40,8 +40,11 @@ class _LastTry:
 class AdaptiveGamma:
     """One stream's controller over the estimates that it shares with its neighbours."""
 
-    def __init__(self, shared: PairEstimates, max_draft_tokens: int, *, draft_ahead: str = "auto") -> None:
-        """draft_ahead: of the verdict: auto (where it pays), on, or off."""
+    def __init__(
+        self, shared: PairEstimates, max_draft_tokens: int, *, draft_ahead: str = "auto", ends_chains: bool = True
+    ) -> None:
+        """draft_ahead: of the verdict: auto (where it pays), on, or off. ends_chains: drafters are told prices."""
+        self._ends_chains = ends_chains
         self._shared = shared
         self._objective = Objective(shared, draft_ahead)
         self._max_draft_tokens = max_draft_tokens
@@ -94,7 +97,7 @@ class AdaptiveGamma:
         return self._priced(best.choice(reason, min(num_tokens, max_credit_tokens)), best, best)
 
     def _priced(self, choice: Choice, plan: Plan, best: Plan) -> Choice:
-        price = self._objective.price(plan, best.rate)
+        price = self._objective.price(plan, best.rate) if self._ends_chains else None
         return choice if price is None else dataclasses.replace(choice, price=price)
 
     def interrupts(self, guesses: tuple[Guess, ...]) -> bool:

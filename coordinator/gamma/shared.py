@@ -78,6 +78,10 @@ class SharedEstimates:
     def costs(self, model: str) -> RoundCosts:
         return self._costs.setdefault(model, RoundCosts())
 
+    def apart(self, model: str) -> PairEstimates:
+        """Of one stream that may learn from no other, what work takes aside."""
+        return PairEstimates(self.costs(model))
+
     def of(self, model: str, tenant: str, *, greedy: bool) -> PairEstimates:
         """Greedy drafts are accepted more often than sampled ones."""
         scope = (model, tenant, greedy)
