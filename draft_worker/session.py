@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from draft_worker.draft_ahead import DraftAhead, settle
@@ -154,7 +155,7 @@ class DraftSession:
         return branch
 
     def check_ahead(self, wish: AheadWish) -> None:
-        """Raises InvalidArgument where more is wanted than this worker drafts ahead."""
+        """Raises InvalidArgument where more is wanted than this worker drafts ahead, or its value is none."""
         if wish.num_branches > self._max_ahead_branches:
             raise InvalidArgument(
                 f"advance.ahead_branches is {wish.num_branches}, this worker allows {self._max_ahead_branches}",
@@ -164,6 +165,11 @@ class DraftSession:
             raise InvalidArgument(
                 f"advance.ahead_draft_tokens is {wish.num_draft_tokens}, this worker allows {self._max_draft_tokens}",
                 field="advance.ahead_draft_tokens",
+            )
+        if not 0 <= wish.value_ms < math.inf:
+            raise InvalidArgument(
+                f"advance.ahead_value_ms is {wish.value_ms}, must be 0 or more, and finite",
+                field="advance.ahead_value_ms",
             )
 
     def draft_ahead(self, wish: AheadWish) -> Program[Branches | None]:

@@ -253,7 +253,9 @@ def test_behind_a_tree_or_nothing_there_are_no_branches():
 def test_more_than_the_worker_offers_is_refused():
     session = ahead_session(GREEDY, max_ahead_branches=2, max_draft_tokens=4)
     session.check_ahead(AheadWish(2, 4))
-    for wish, field in ((AheadWish(3, 4), "advance.ahead_branches"), (AheadWish(2, 5), "advance.ahead_draft_tokens")):
+    refused = [(AheadWish(3, 4), "advance.ahead_branches"), (AheadWish(2, 5), "advance.ahead_draft_tokens")]
+    refused += [(AheadWish(2, 4, value), "advance.ahead_value_ms") for value in (-1.0, float("inf"), float("nan"))]
+    for wish, field in refused:
         with pytest.raises(InvalidArgument) as error:
             session.check_ahead(wish)
         assert error.value.field == field
