@@ -30,15 +30,43 @@ FAULTS = (
 )
 
 
-class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
-    """Forwards everything to `address`; each proposal is spoiled with one of `faults`, drawn by `seed`."""
+BRANCH_FAULTS = (
+    "none",
+    "other_hashes",
+    "other_outcomes",
+    "no_outcomes",
+    "hashes_short",
+    "wrong_epoch",
+    "older_base",
+    "empty",
+    "too_many",
+    "torn_q",
+    "ids_out_of_range",
+    "swapped",
+    "twice",
+    "begun",
+)
 
-    def __init__(self, address: str, seed: int, faults: tuple[str, ...] = FAULTS, silence_s: float = 0.3) -> None:
+
+class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
+    """Forwards everything to `address`; each proposal is spoiled with one of `faults`, and what is told of branches
+    with one of `branch_faults`, drawn by `seed`."""
+
+    def __init__(
+        self,
+        address: str,
+        seed: int,
+        faults: tuple[str, ...] = FAULTS,
+        silence_s: float = 0.3,
+        branch_faults: tuple[str, ...] = ("none",),
+    ) -> None:
         self._channel = grpc.aio.insecure_channel(address)
         self._random = random.Random(seed)
         self._faults = faults
         self._silence_s = silence_s
+        self._branch_faults = branch_faults
         self.counts = dict.fromkeys(FAULTS, 0)
+        self.branch_counts = dict.fromkeys(BRANCH_FAULTS, 0)
 
     async def DescribeWorker(self, request, context):
         return await worker_pb2_grpc.WorkerServiceStub(self._channel).DescribeWorker(request)
@@ -58,8 +86,13 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
         previous = None
         try:
             async for response in call:
-                if response.WhichOneof("message") != "proposal":
-                    yield response
+                kind = response.WhichOneof("message")
+                if kind == "branches":
+                    for spoiled in self._spoil_branches(response):
+                        yield spoiled
+                if kind != "proposal":
+                    if kind != "branches":
+                        yield response
                     continue
                 original = draft_pb2.DraftServiceSessionResponse()
                 original.CopyFrom(response)
@@ -109,6 +142,47 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
                 return [response, draft_pb2.DraftServiceSessionResponse()]
             case "silence":
                 await asyncio.sleep(self._silence_s)
+        return [response]
+
+    def _spoil_branches(self, response):
+        fault = self._random.choice(self._branch_faults)
+        self.branch_counts[fault] += 1
+        told = response.branches
+        match fault:
+            case "other_hashes":
+                told.prefix_hashes[:] = [one ^ (1 << self._random.randrange(64)) for one in told.prefix_hashes]
+            case "other_outcomes":
+                told.num_accepted[:] = [self._random.choice((0, 1, 7, 2**32 - 1)) for _ in told.num_accepted]
+                told.next_token_ids[:] = [self._random.choice((0, 5, 2**32 - 1)) for _ in told.next_token_ids]
+            case "no_outcomes":
+                del told.num_accepted[:], told.next_token_ids[:]
+            case "hashes_short":
+                del told.prefix_hashes[-1]
+            case "wrong_epoch":
+                told.header.epoch += 1
+            case "older_base":
+                told.header.base_length = self._random.choice((0, max(0, told.header.base_length - 1), 10_000))
+            case "empty":
+                for proposal in told.proposals:
+                    proposal.Clear()
+                    proposal.drafter = "model"
+            case "too_many":
+                told.proposals[0].token_ids.extend([0] * 100)
+            case "torn_q":
+                for proposal in told.proposals:
+                    proposal.q_ids = proposal.q_ids[:-3] or b"xyz"
+                    proposal.q_sizes[:] = [5] * len(proposal.token_ids)
+            case "ids_out_of_range":
+                for proposal in told.proposals:
+                    proposal.token_ids[:] = [2**32 - 1 for _ in proposal.token_ids]
+            case "swapped":
+                told.prefix_hashes[:] = list(told.prefix_hashes)[::-1]
+            case "twice":
+                return [response, response]
+            case "begun":
+                lie = draft_pb2.DraftServiceSessionResponse()
+                lie.begun.header.CopyFrom(told.header)
+                return [lie, response, lie]
         return [response]
 
     async def close(self) -> None:

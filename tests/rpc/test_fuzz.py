@@ -23,6 +23,7 @@ from workers.session_clients import (
     ask,
     decode_request,
     draft_opening,
+    header_of,
     open_request,
     running_draft,
     running_target,
@@ -80,6 +81,8 @@ class Steps:
             "stopping": StoppingParams(rng.choice((1, 2, 30)), rng.choice((0, 0, 1)), stop_ids),
             "committed_ids": self.ids[3:] if rng.random() < 0.5 else [],
         }
+        if self.role == "target" and rng.random() < 0.3:
+            fields["features"] = rng.choice(("0", "-1,1", "2"))
         return open_request(target_opening(**fields) if self.role == "target" else draft_opening(**fields))
 
     def _valid(self) -> Any:
@@ -90,17 +93,47 @@ class Steps:
             if rng.random() < 0.3:
                 self.new = [rng.randrange(16) for _ in range(rng.randrange(3))]
                 self.ids += self.new
-            drafter = rng.choice(("", "model", "lookup"))
-            return advance_request(self.ids, self.new, rng.randrange(6), drafter)
+            request = advance_request(self.ids, self.new, rng.randrange(6), rng.choice(("", "model", "tree", "lookup")))
+            self._wish(request.advance)
+            return request
         match rng.randrange(6):
             case 0:
                 return TargetRequest(heartbeat=common_pb2.Heartbeat())
             case 1:
                 return TargetRequest(stop=target_pb2.TargetStop())
             case 2:
-                return decode_request(self.ids, rng.choice((1, 3, 1000)), rng.choice((1, 1, 2)))
+                request = decode_request(self.ids, rng.choice((1, 3, 1000)), rng.choice((1, 1, 2)))
+                self._own_drafts(request.decode)
+                return request
         drafts = tuple(rng.randrange(17) for _ in range(rng.randrange(5)))
-        return verify_request(self.ids, Proposal(drafts), rng.choice((1, 1, 2)))
+        request = verify_request(self.ids, Proposal(drafts), rng.choice((1, 1, 2)))
+        self._own_drafts(request.verify)
+        if rng.random() < 0.3:
+            request.verify.expected_token_id = rng.choice((self.ids[-1], self.ids[-1], 3, 2**32 - 1))
+        return request
+
+    def _wish(self, advance: Any) -> None:
+        """Branches, a price, how drafts were judged; each now and then."""
+        rng = self.rng
+        if rng.random() < 0.5:
+            advance.ahead_branches, advance.ahead_draft_tokens = rng.choice(((2, 3), (8, 5), (1, 1), (0, 4), (3, 0)))
+            advance.ahead_value_ms = rng.choice((0.0, 1e-9, 20.0))
+            advance.has_proposal = rng.random() < 0.3
+        if rng.random() < 0.4:
+            advance.price_tokens_per_ms, advance.row_price_tokens = rng.choice(((0.0, 0.0), (1e-3, 0.2), (9.0, 9.0)))
+            advance.expected_acceptances = rng.randbytes(rng.choice((0, 1, 8, 100)))
+        if rng.random() < 0.5:
+            advance.judged_prefix_hash = header_of(self.ids[: len(self.ids) - len(self.new)]).prefix_hash
+            advance.soft_acceptances = rng.choice((b"", b"\0", b"\xff" * 9, rng.randbytes(3)))
+
+    def _own_drafts(self, question: Any) -> None:
+        rng = self.rng
+        if rng.random() < 0.3:
+            question.num_draft_tokens, question.drafter = rng.randrange(6), rng.choice(("", "good"))
+            if rng.random() < 0.5:
+                question.tree_parents.extend(rng.randrange(i + 1) for i in range(question.num_draft_tokens))
+        if rng.random() < 0.1:
+            question.features_start = rng.choice((0, 2, 1000))
 
     def heard(self, data: bytes) -> None:
         """Follows the target's text, so that some of the next requests fit it."""
@@ -150,8 +183,11 @@ async def one_session(caller: Caller, role: str, seed: int) -> str:
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 async def test_sessions(role: str) -> None:
-    running = running_target if role == "target" else running_draft
-    async with running(TOY, max_draft_tokens=8) as caller:
+    running, more = {
+        "target": (running_target, {"heads": ("good=toy:agreement=0.9",), "features": ("-1", "0", "1")}),
+        "draft": (running_draft, {"drafters": ("model", "tree"), "ahead_branches": 8}),
+    }[role]
+    async with running(TOY, max_draft_tokens=8, **more) as caller:
         witness = asyncio.create_task(_witness(caller, role))
         statuses: Counter[str] = Counter()
         count = scaled(2000)
