@@ -139,6 +139,8 @@ def _read(path: Path | None) -> Mapping[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"profile: cannot read {path}: {error.strerror}", field="profile") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InvalidArgument(f"profile {path} is no JSON file: {error}", field="profile") from None
     if not isinstance(found, dict) or not isinstance(found.get("workers"), list):

@@ -159,4 +159,5 @@ def test_bad_profiles_are_told(tmp_path: Path, changes: dict[str, Any], said: st
 def test_a_file_that_is_no_profile_is_told(tmp_path: Path) -> None:
     (tmp_path / "p").write_text("{")
     assert "is no JSON file" in " ".join(plan("--profile", str(tmp_path / "p"), code=2).split())
-    assert "absent" in plan("--profile", str(tmp_path / "absent"), code=1)
+    for path in (tmp_path / "absent", tmp_path):
+        assert f"profile: cannot read {path}" in plan("--profile", str(path), code=2)
