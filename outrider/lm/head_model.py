@@ -98,7 +98,7 @@ def find_head(settings: DraftWorkerSettings, on_progress: Callable[[str, float |
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     device, trusted = pick_device(settings.device), settings.trust_remote_code
-    with _naming_target():
+    with _naming("target", of="model"):
         folder, target_name = locate(settings.model_copy(update={"model": settings.target}), on_progress)
         if folder.is_file():
             raise InvalidArgument(
@@ -119,7 +119,8 @@ def find_head(settings: DraftWorkerSettings, on_progress: Callable[[str, float |
     source = Path(head_folder(settings.head) or settings.head).expanduser()
     on_progress(f"loading the head {source}", 0.7)
     states = read_states(",".join(settings.head_states), "head_states") if settings.head_states else None
-    head = load_head(source, shell.target, dtype=cheapest_dtype(shell.target), states=states)
+    with _naming(FIELD, of="heads"):
+        head = load_head(source, shell.target, dtype=cheapest_dtype(shell.target), states=states)
     return FoundHead(head, source, shell, tokenizer_json)
 
 
@@ -164,18 +165,15 @@ def _load(settings: DraftWorkerSettings, on_progress: Callable[[str, float | Non
 
 
 @contextmanager
-def _naming_target() -> Iterator[None]:
-    """What is wrong with a model is wrong with the setting that named it."""
+def _naming(setting: str, *, of: str) -> Iterator[None]:
+    """What is wrong with the field `of` of those who load is wrong with the setting that named the file."""
     try:
         yield
-    except InvalidArgument as error:
-        if error.field != "model":
+    except (InvalidArgument, FailedPrecondition) as error:
+        if error.field != of:
             raise
-        raise InvalidArgument(f"target: {error.message}", field="target", reason=error.reason) from error
-    except FailedPrecondition as error:
-        if error.field != "model":
-            raise
-        raise FailedPrecondition(f"target: {error.message}", field="target", reason=error.reason) from error
+        message = f"{setting}: {error.message.removeprefix(f'{of}: ')}"
+        raise type(error)(message, field=setting, reason=error.reason) from error
 
 
 def _vocab_size(tokenizer_json: str) -> int:

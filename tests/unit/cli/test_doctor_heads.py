@@ -39,6 +39,7 @@ def test_trained_heads_are_read_and_fit_or_say_why_not(tmp_path):
     assert "beside its target only" in medusa.detail
     assert "no file or folder" in missing.detail
     assert (eagle3.state, eagle3.name) == ("ok", f"head {tmp_path / 'eagle3'}")
+    assert missing.detail.startswith("head: "), "heads is a setting of target workers alone"
     config = json.loads((tmp_path / "eagle3" / "config.json").read_text())
     config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [1, 3, 4]  # inputs to one reader, outputs to another
     (tmp_path / "eagle3" / "config.json").write_text(json.dumps(config))
