@@ -175,7 +175,8 @@ class TargetWorkerSettings(WorkerSettings):
     heads: AddressList = Field(
         (),
         description="What drafts inside this worker, comma separated, the default first: a head's folder or file "
-        "(name=... before it where two are of a kind), one that comes with outrider, skip, or skip:10;11. Empty: none.",
+        "(name=... before it where two are of a kind), one that comes with outrider, skip, or 'skip:10;11' (quoted in "
+        "a shell). Empty: none.",
     )
     features: AddressList = Field(
         (),

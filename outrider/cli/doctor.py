@@ -27,7 +27,7 @@ from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.errors import OutriderError
 from outrider.serving import huge_pages
-from outrider.settings import PREFIX, TargetWorkerSettings, WorkerSettings, unknown_variables
+from outrider.settings import PREFIX, DraftWorkerSettings, TargetWorkerSettings, WorkerSettings, unknown_variables
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -208,7 +208,11 @@ def _check_tokenizers(target: Any, draft: Any) -> Check:
     if target.tokenizer_fingerprint == draft.tokenizer_fingerprint:
         return Check("ok", "tokenizers", "target and draft share one")
     detail = f"target has {target.vocab_size} ids, draft {draft.vocab_size}, and they are different tokenizers"
-    return Check("fail", "tokenizers", detail, "choose a draft of the target's own family")
+    translated = DraftWorkerSettings().target_tokenizer
+    if translated and not draft.simulated:
+        return Check("ok", "tokenizers", f"{detail}: the draft worker translates for {translated}")
+    fix = f"choose a draft of the target's own family, or set {PREFIX}TARGET_TOKENIZER, its worker's --target-tokenizer"
+    return Check("fail", "tokenizers", detail, fix)
 
 
 def _check_memory(weight_bytes: int) -> Check:

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from outrider.cli import doctor
 from outrider.cli.console import describe_failure
 from outrider.cli.doctor import _check_port, _model_fix, check_settings
 from outrider.cli.main import app
@@ -169,6 +171,15 @@ def test_doctor_fails_and_says_why(args: list[str], failing: str, says: str) -> 
     assert check["name"] == failing
     assert says in check["detail"]
     assert check["fix"]
+
+
+def test_doctor_knows_of_translation(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = (SimpleNamespace(tokenizer_fingerprint=i, vocab_size=i, simulated=False) for i in (16, 17))
+    assert "OUTRIDER_TARGET_TOKENIZER" in doctor._check_tokenizers(target, draft).fix
+    monkeypatch.setenv("OUTRIDER_TARGET_TOKENIZER", "owner/name")
+    check = doctor._check_tokenizers(target, draft)
+    assert check.state == "ok"
+    assert "translates for owner/name" in check.detail
 
 
 def test_doctor_sees_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
