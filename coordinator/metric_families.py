@@ -13,7 +13,10 @@ from coordinator.statistics import StreamStatistics
 from outrider.results import Speculation
 from outrider.serving.metrics import PREFIX
 
-FALLBACKS = ("no-draft-worker", "draft-opening", "draft-context-full", "draft-late", "draft-lost")
+FALLBACKS = (
+    "no-draft-worker", "draft-opening", "draft-context-full", "draft-late", "draft-lost", "draft-features-late",
+    "draft-lacks-features",
+)  # fmt: skip
 """Reasons of rounds that a draft worker could not take part in."""
 NO_PROPOSAL = "no-proposal"
 """The cause of a round whose drafter was asked and gave nothing to verify: late, lost, or dropped as malformed."""

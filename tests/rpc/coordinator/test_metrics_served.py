@@ -16,6 +16,7 @@ from stack import in_process_stack, start
 
 import coordinator.server
 from coordinator.drafting import DraftSide
+from coordinator.features import FeatureFeed
 from coordinator.metric_families import FALLBACKS
 from outrider import Chunk, Client, Complete
 from outrider.errors import NotFound, ResourceExhausted, Unavailable
@@ -206,11 +207,12 @@ async def test_rounds_without_a_draft_worker_are_counted_by_cause() -> None:
 
 
 def test_causes_are_the_reasons_that_the_draft_side_gives() -> None:
-    source = textwrap.dedent(inspect.getsource(DraftSide._why_not))
-    returned = {
-        n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-    }
-    assert returned - {""} == set(FALLBACKS)
+    returned = set()
+    for function in (DraftSide._why_not, FeatureFeed.why_not):
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.IfExp):
+                returned |= {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
+    assert {word for word in returned if isinstance(word, str)} - {""} == set(FALLBACKS)
 
 
 @pytest.mark.parametrize(
