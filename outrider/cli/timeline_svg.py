@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
@@ -10,25 +11,31 @@ from outrider.results import Step, StreamTrace
 
 FILLS = {"draft": "#17a2b8", "network": "#e0b400", "queue": "#d1495b", "verify": "#3c9d4e", "other": "#b8b8b8"}
 assert FILLS.keys() == COLOURS.keys()
-WIDTH, LEFT, RIGHT, ROW, TOP = 1280, 60, 330, 16, 44
+LEFT, CHART, ROW, TOP = 60, 890, 16, 44
+CHARACTER = 6.7
+"""Width of one, at most, in monospaced fonts of this size."""
 MIN_WIDTH = 0.5
 """Of a segment: thinner ones would not be seen."""
-NUM_TICKS = 8
+NUM_TICKS, MIN_TOLD = 8, 10
 
 
 def draw(traces: Sequence[StreamTrace]) -> str:
     """An SVG document, choices below one another."""
     steps = [step for trace in traces for step in trace.steps]
     end_ms = max((step.start_ms + step.round_ms for step in steps), default=1.0)
-    scale = (WIDTH - LEFT - RIGHT) / end_ms
+    scale = CHART / end_ms
     body, y = [_legend(), *_ticks(end_ms, scale, TOP + ROW * len(steps))], TOP
     for trace in traces:
         for number, step in enumerate(trace.steps):
             body += _row(f"{trace.index}.{number}" if len(traces) > 1 else str(number), step, scale, y)
             y += ROW
-    height = y + 20
+    num_left_out = sum(trace.num_left_out for trace in traces)
+    if num_left_out or not steps:
+        body.append(_text(LEFT, y + 11, f"{num_left_out} rounds more were not kept" if num_left_out else "no rounds"))
+    longest = max(map(len, map(_told, steps)), default=MIN_TOLD)
+    width, height = LEFT + CHART + 16 + math.ceil(CHARACTER * longest), y + 20
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="monospace" font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n'
         + "\n".join(body)
         + "\n</svg>\n"
@@ -45,7 +52,7 @@ def _row(name: str, step: Step, scale: float, y: float) -> list[str]:
             f"<title>{kind} {ms:.2f} ms</title></rect>"
         )
         at_ms += ms
-    parts.append(_text(WIDTH - RIGHT + 8, y + 11, _told(step)))
+    parts.append(_text(LEFT + CHART + 8, y + 11, _told(step)))
     return parts
 
 
@@ -68,12 +75,12 @@ def _legend() -> str:
 
 
 def _ticks(end_ms: float, scale: float, bottom: float) -> list[str]:
-    parts = []
+    parts, decimals = [], 0 if end_ms >= 10 * NUM_TICKS else 2
     for number in range(NUM_TICKS + 1):
         ms = end_ms * number / NUM_TICKS
         x = LEFT + ms * scale
         parts.append(f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{bottom}" stroke="#e4e4e4"/>')
-        parts.append(_text(x, TOP - 12, f"{ms:.0f} ms", anchor="middle"))
+        parts.append(_text(x, TOP - 12, f"{ms:.{decimals}f} ms", anchor="middle"))
     return parts
 
 

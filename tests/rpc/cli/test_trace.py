@@ -105,6 +105,16 @@ def test_a_drawing_holds_every_round_and_escapes_names() -> None:
     assert ET.fromstring(draw([])).tag.endswith("svg")
 
 
+def test_a_drawing_has_room_for_its_words_and_says_what_it_lacks() -> None:
+    long = step(2.0, start_ms=0.0, drafter="a-head-with-a-long-name-tree", reason="draft-context-full", ahead="late")
+    root = ET.fromstring(draw([StreamTrace(0, (long,), num_left_out=3)]))
+    texts = {node.text or "": float(node.get("x", "")) for node in root.iter() if node.tag.endswith("text")}
+    (told,) = (text for text in texts if "branch late" in text)
+    assert texts[told] + 6.6 * len(told) <= float(root.get("width", ""))
+    assert "3 rounds more were not kept" in texts
+    assert len([text for text in texts if text.endswith(" ms")]) == 1 + 9, "ticks of a short request differ"
+
+
 def test_the_oldest_go_first_and_a_long_stream_is_cut() -> None:
     traces = Traces(max_steps=10)
     for name in ("a", "b", "c"):
