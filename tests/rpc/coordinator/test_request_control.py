@@ -26,7 +26,7 @@ async def test_every_option_is_honoured_and_echoed() -> None:
     async with in_process_stack() as stack, outrider.Client(stack.address) as client:
         default = await answered(client)
         started = default.started
-        assert (started.num_speculative_tokens, started.max_speculative_tokens, started.drafter) == (None, 8, "auto")
+        assert (started.num_speculative_tokens, started.max_speculative_tokens, started.drafter) == (None, 16, "auto")
 
         off = await answered(client, num_speculative_tokens=0)
         assert (off.started.num_speculative_tokens, off.started.max_speculative_tokens) == (0, 0)
