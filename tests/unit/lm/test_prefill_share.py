@@ -21,6 +21,7 @@ class Job:
     num_logits: int = 1
     num_rows_done: int = 0
     finished: bool = False
+    is_background: bool = False
 
 
 def roofline(read_ms: float, row_ms: float) -> Callable[[int], float]:
