@@ -180,7 +180,8 @@ def _cost(
     for index, worker in enumerate(profile["workers"]):
         if isinstance(worker, dict) and worker.get("role") == role:
             return read_timings(worker, f"workers[{index}]")
-    raise InvalidArgument(f"the profile has no {role} worker: give {flag}", field=first)
+    why = ": it drafted beside its target, or not at all. Give " if role == "draft" else ": give "
+    raise InvalidArgument(f"the profile has no {role} worker{why}{flag}", field=first)
 
 
 def _acceptance(profile: Mapping[str, Any] | None) -> float:

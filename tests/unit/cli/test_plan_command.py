@@ -145,6 +145,7 @@ def test_bad_flags_are_told(flags: list[str], field: str) -> None:
         ({"workers": None}, "has no workers"),
         ({"workers": []}, "no target worker"),
         ({"workers": [{"role": "target"}]}, "workers[0].timings is missing"),
+        ({"workers": [{"role": "target", "timings": [TIMING]}]}, "drafted beside its target, or not at all. Give --dr"),
         ({"workers": [{"role": "target", "timings": [{"base_ms": 1}]}]}, "workers[0].timings[0] must have prefill"),
         ({"workers": [{"role": "target", "timings": [{**TIMING, "base_ms": "1"}]}]}, "timings[0].base_ms is '1'"),
         ({"workers": [{"role": "target", "timings": [{**TIMING, "prefill": True}]}]}, "no pass that decodes"),
