@@ -69,6 +69,8 @@ class WorkerRecord:
 
     def suspect(self) -> None:
         """A stream lost this worker: no new ones until it has answered again, which is asked at once."""
+        if self.answers:
+            log.warning("%s worker %s: a stream lost it; being probed", self.role, self.address)
         self.answers, self.detail = False, "a stream lost it; being probed"
         self._kicked.set()
         self._on_change()
@@ -88,11 +90,12 @@ class WorkerRecord:
             answered, detail = await self._probe()
             if answered and self._says_no:  # since the probe was answered
                 answered, detail = False, NOT_SERVING
-            changed = (answered, detail) != (self.answers, self.detail)
+            changed, was_lost = (answered, detail) != (self.answers, self.detail), self.answers and not answered
             self.answers, self.detail = answered, detail
             self.first_probe.set()
             if changed:
-                log.info("%s worker %s: %s", self.role, self.address, detail or "healthy")
+                level = logging.WARNING if was_lost and detail != NOT_SERVING else logging.INFO
+                log.log(level, "%s worker %s: %s", self.role, self.address, detail or "healthy")
                 self._on_change()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_INTERVAL_S if answered else RETRY_INTERVAL_S):

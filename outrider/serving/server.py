@@ -29,6 +29,8 @@ from outrider.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
+LOGGED_PACKAGES = ("outrider", "coordinator", "draft_worker", "target_worker")
+
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -220,9 +222,10 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 def configure_logging(level: str) -> None:
-    """Logs to stderr from `level` on, unless the process has its own logging."""
+    """Logs to stderr from `level` on, unless the process has its own logging. Of libraries, warnings."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("outrider").setLevel(level.upper())
+    for package in LOGGED_PACKAGES:
+        logging.getLogger(package).setLevel(level.upper())
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -58,9 +58,13 @@ async def test_a_draining_worker_gets_no_more_streams() -> None:
         await asyncio.gather(worker.task, return_exceptions=True)
 
 
-async def test_a_worker_that_is_gone_is_known_and_known_again_when_it_is_back() -> None:
+async def test_a_worker_that_is_gone_is_known_and_known_again_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And told, by a warning."""
     worker = await target()
     async with client_of(worker.address) as client:
+        caplog.set_level("WARNING", "coordinator")
         await client.complete([1, 2, 3], max_tokens=4)
         worker.task.cancel()
         await asyncio.gather(worker.task, return_exceptions=True)
@@ -68,4 +72,6 @@ async def test_a_worker_that_is_gone_is_known_and_known_again_when_it_is_back() 
         again = await target(worker.port)
         await until(client, lambda told: told.healthy)
         await client.complete([1, 2, 3], max_tokens=4)
+        told = [(record.levelname, record.getMessage()) for record in caplog.records]
+        assert any(worker.address in text for level, text in told if level == "WARNING")
         await again.close()
