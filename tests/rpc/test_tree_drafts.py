@@ -34,7 +34,9 @@ def joint_law(num_tokens: int) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.0}, {"acceptance": "coupled", "frequency_penalty": 0.4}], ids=["greedy", "coupled"]
 )
-async def test_text_is_plain_text(options) -> None:
+async def test_text_is_plain_text(options, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("FIRST_WAIT_S", "MIN_WAIT_S"):  # a late proposal counts as dropped
+        monkeypatch.setattr(f"coordinator.drafting.{limit}", 60.0)
     work = [([seed % 6, 3, 1], {"seed": seed, "max_tokens": 50, **options}) for seed in range(scaled(60, at_least=8))]
     async with in_process_stack(TARGET, DRAFT, draft_worker=TREES) as stack, outrider.Client(stack.address) as client:
         plain = [await client.complete(p, num_speculative_tokens=0, **o) for p, o in work]

@@ -111,11 +111,11 @@ def test_only_what_the_head_shares_is_read(target, heads):
     ("changes", "field", "told"),
     [
         ({"head": "medusa"}, "head", "beside its target"),
-        ({"head": "nowhere"}, "heads", "no file or folder"),
+        ({"head": "nowhere"}, "head", "no file or folder"),
         ({"target": "no_target"}, "target", "no_target"),
-        ({"head_states": ("1", "3")}, "heads", "states"),
+        ({"head_states": ("1", "3")}, "head", "states"),
         ({"head_states": ("a",)}, "head_states", "no comma list"),
-        ({"head_states": ("1", "3", "99")}, "heads", "states"),
+        ({"head_states": ("1", "3", "99")}, "head", "states"),
     ],
 )
 def test_what_cannot_be_a_far_head_stops_the_start(target, heads, tmp_path, changes, field, told):
