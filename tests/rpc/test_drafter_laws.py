@@ -22,7 +22,7 @@ WORKERS = {
     "draft_worker": {"drafters": ("model", "tree")},
     "target_worker": {"heads": ("toy:agreement=0.6", "skip:1")},
 }
-DRAFTERS = ["model", "tree", "toy", "toy-tree", "skip", "lookup", "suffix", "auto"]
+DRAFTERS = ["model", "tree", "toy", "toy-tree", "lookup", "suffix", "auto"]
 BUSY = {"temperature": 1.0, "frequency_penalty": 0.3, "logit_bias": {0: 0.5}}
 
 
