@@ -48,7 +48,7 @@ class SessionStop:
 
     def __init__(self, memory: StopMemory, tenant: str, sampling: SamplingParams) -> None:
         self.price: Price | None = None
-        self.begun: Callable[[], None] | None = None
+        self.begun: Callable[[], object] | None = None
         self._memory = memory
         self._scope = (tenant, _kind(sampling))
         self._learnt: dict[str, EarlyStop] = {}

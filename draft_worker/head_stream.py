@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -11,56 +10,40 @@ from draft_worker.held_head import HeldHead
 from outrider.errors import InvalidArgument
 from outrider.serving import convert
 from outrider.serving.draft_answers import opened, out_of_step, proposed
-from outrider.serving.messages import FeatureRows, OutOfStep
+from outrider.serving.messages import FeatureRows, Header
 from outrider.serving.session_stream import SessionStream
 from outrider.serving.worker import Worker
-
-LONG_PROMPT_TOKENS = 2048
-"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more."""
+from outrider.serving.worker_stream import WorkerStream
 
 
-class HeadStream:
+class HeadStream(WorkerStream[HeadSession]):
     """All work on a session is done in programs on the engine's thread, where those of other sessions take turns."""
 
     def __init__(self, worker: Worker, held: HeldHead, stream: SessionStream[Any, Any]) -> None:
-        self._worker = worker
+        super().__init__(worker, stream)
         self._held = held
-        self._stream = stream
-        self._session: HeadSession | None = None
-
-    async def drive(self, _: SessionStream[Any, Any]) -> None:
-        with self._worker.session_open():
-            try:
-                while (request := await self._stream.receive()) is not None:
-                    await self._handle(request)
-            finally:
-                self._free()
 
     async def _handle(self, request: Any) -> None:
-        try:
-            match request.WhichOneof("message"):
-                case "open":
-                    await self._open(request.open)
-                case "advance":
-                    await self._advance(request.advance)
-                case "features":
-                    await self._take(convert.feature_rows_from_pb(request.features))
-                case _:
-                    raise InvalidArgument("the message is none of open, advance, features, heartbeat", field="message")
-        except OutOfStep as error:
-            self._stream.send(out_of_step(error.header))
+        match request.WhichOneof("message"):
+            case "open":
+                await self._open(request.open)
+            case "advance":
+                await self._advance(request.advance)
+            case "features":
+                await self._take(convert.feature_rows_from_pb(request.features))
+            case _:
+                raise InvalidArgument("the message is none of open, advance, features, heartbeat", field="message")
+
+    def _out_of_step(self, header: Header) -> Any:
+        return out_of_step(header)
 
     async def _open(self, message: Any) -> None:
-        if self._session is None:
-            self._worker.server.refuse_if_draining()
-        elif message.epoch <= self._session.log.epoch:
-            self._worker.counters.num_stale_messages += 1
+        if not self._takes_opening(message.epoch):
             return
         make = partial(self._held.session, convert.draft_open_from_pb(message), self._worker.counters)
         self._free()
         with self._stream.working():
-            is_long = len(message.prompt_ids) > LONG_PROMPT_TOKENS
-            self._session = await asyncio.to_thread(make) if is_long else make()
+            self._session = await self._made(make, len(message.prompt_ids))
         self._stream.send(opened(self._held.model.context_length))
 
     async def _advance(self, message: Any) -> None:
@@ -81,11 +64,6 @@ class HeadStream:
             has_more = await self._worker.engine.run(session.take(features))
             while has_more:
                 has_more = await self._worker.engine.run(session.read())
-
-    def _opened(self) -> HeadSession:
-        if self._session is None:
-            raise InvalidArgument("the session is not open: send `open` first", field="message")
-        return self._session
 
     def _free(self) -> None:
         if self._session is not None:

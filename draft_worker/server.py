@@ -16,15 +16,15 @@ from outrider.drafting.ratio_stop import Judged, Price
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel
 from outrider.serving import convert
-from outrider.serving.messages import AheadWish, OutOfStep
+from outrider.serving.draft_answers import begun, branched, opened, out_of_step, proposed
+from outrider.serving.messages import AheadWish, Header
 from outrider.serving.session_stream import SessionStream, serve_session
 from outrider.serving.worker import Worker, serve_worker
+from outrider.serving.worker_stream import WorkerStream
 from outrider.settings import DraftWorkerSettings
 from outrider.v1 import common_pb2, draft_pb2, worker_pb2
 
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
-LONG_PROMPT_TOKENS = 2048
-"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more."""
 
 Request = draft_pb2.DraftServiceSessionRequest
 Response = draft_pb2.DraftServiceSessionResponse
@@ -91,51 +91,40 @@ class DraftServicer:
             heartbeat_ms=settings.heartbeat_ms,
             idle_lease_s=settings.session_idle_lease_s,
         )
-        own = _DraftStream(self._worker, stream, self._stops)
-        of_head = self._head and HeadStream(self._worker, self._head, stream)
-        async for response in serve_session(stream, requests, (of_head or own).drive):
+        own: _DraftStream | HeadStream
+        if self._head is None:
+            own = _DraftStream(self._worker, stream, self._stops)
+        else:
+            own = HeadStream(self._worker, self._head, stream)
+        async for response in serve_session(stream, requests, own.drive):
             yield response
 
 
-class _DraftStream:
-    """One stream: takes messages in turn, runs their programs, sends what these answer."""
+class _DraftStream(WorkerStream[DraftSession]):
+    """Sessions of a draft model."""
 
     def __init__(self, worker: Worker, stream: SessionStream[Request, Response], stops: StopMemory) -> None:
-        self._worker = worker
+        super().__init__(worker, stream)
         self._stops = stops
         self._engine = worker.engine
-        self._stream = stream
-        self._session: DraftSession | None = None
         self._sequence: Any = None
         self._prefill: asyncio.Task[None] | None = None
         self._ahead: asyncio.Task[None] | None = None
 
-    async def drive(self, _: SessionStream[Request, Response]) -> None:
-        with self._worker.session_open():
-            try:
-                while (request := await self._stream.receive()) is not None:
-                    await self._handle(request)
-            finally:
-                self._free()
-
     async def _handle(self, request: Request) -> None:
-        try:
-            match request.WhichOneof("message"):
-                case "open":
-                    await self._open(request.open)
-                case "advance":
-                    await self._advance(request.advance)
-                case _:
-                    raise InvalidArgument("the message is none of open, advance, heartbeat", field="message")
-        except OutOfStep as error:
-            header = convert.header_to_pb(error.header)
-            self._stream.send(Response(out_of_step=common_pb2.OutOfStep(header=header)))
+        match request.WhichOneof("message"):
+            case "open":
+                await self._open(request.open)
+            case "advance":
+                await self._advance(request.advance)
+            case _:
+                raise InvalidArgument("the message is none of open, advance, heartbeat", field="message")
+
+    def _out_of_step(self, header: Header) -> Response:
+        return out_of_step(header)
 
     async def _open(self, message: draft_pb2.DraftOpen) -> None:
-        if self._session is None:
-            self._worker.server.refuse_if_draining()
-        elif message.epoch <= self._session.log.epoch:
-            self._worker.counters.num_stale_messages += 1
+        if not self._takes_opening(message.epoch):
             return
         _refuse_features("open.features", message.features)
         opening = convert.draft_open_from_pb(message)
@@ -157,28 +146,25 @@ class _DraftStream:
         )
         self._free()
         with self._stream.working():
-            is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS
-            session = await asyncio.to_thread(make) if is_long else make()
+            session = await self._made(make, len(opening.prompt_ids))
             await self._reserve(session, "")
             self._session = session
-        self._stream.send(Response(opened=draft_pb2.DraftOpened(context_length=context_length)))
+        self._stream.send(opened(context_length))
         self._prefill = asyncio.create_task(self._run_prefill(session))
 
     async def _advance(self, message: draft_pb2.DraftAdvance) -> None:
-        if self._session is None:
-            raise InvalidArgument("the session is not open: send `open` first", field="message")
+        session, header = self._opened(), convert.header_from_pb(message.header)
         _refuse_features("advance.features", message.features)
-        price = _price(message)
-        session, wish = self._session, convert.ahead_from_pb(message)
+        price, wish = _price(message), convert.ahead_from_pb(message)
         session.check_ahead(wish)
         with self._stream.working():
             if self._prefill is not None:
                 await self._prefill
                 self._prefill = None
-            await self._end_ahead(session, message.header.prefix_hash)
+            await self._end_ahead(session, header.prefix_hash)
             await self._reserve(session, message.drafter)
             program = session.advance(
-                convert.header_from_pb(message.header),
+                header,
                 list(message.committed_ids),
                 message.num_draft_tokens,
                 message.drafter,
@@ -186,36 +172,25 @@ class _DraftStream:
                 price,
                 Judged(message.judged_prefix_hash, message.soft_acceptances),
             )
-            session.stop.begun = self._tells_begun(message.header) if price is not None else None
+            session.stop.begun = self._tells_begun(session, header) if price is not None else None
             proposal = await self._engine.run(program)
         if proposal is not None and not message.has_proposal:
-            answer = draft_pb2.DraftProposal(
-                header=message.header,
-                proposal=convert.proposal_to_pb(proposal),
-                num_cancelled_tokens=session.ahead.take_num_cancelled(),
-            )
-            self._stream.send(Response(proposal=answer))
+            num_cancelled = session.ahead.take_num_cancelled()
+            self._stream.send(proposed(header, proposal, num_cancelled_tokens=num_cancelled))
         if proposal is not None and wish:
             self._ahead = asyncio.create_task(self._run_ahead(session, wish))
 
-    def _tells_begun(self, header: common_pb2.SessionHeader) -> Callable[[], None] | None:
+    def _tells_begun(self, session: DraftSession, header: Header) -> Callable[[], object] | None:
         """To be called on the engine's thread, where drafts are sampled: only there lateness could select."""
-        assert self._session is not None
-        if self._session.log.sampling.decides_by_match:
+        if session.log.sampling.decides_by_match:
             return None
-        begun, loop = Response(begun=draft_pb2.DraftBegun(header=header)), asyncio.get_running_loop()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(self._stream.send, begun)
-
-        return tell
+        return partial(asyncio.get_running_loop().call_soon_threadsafe, self._stream.send, begun(header))
 
     async def _run_ahead(self, session: DraftSession, wish: AheadWish) -> None:
         with self._stream.working():
             branches = await self._engine.run(session.draft_ahead(wish))
         if branches is not None and branches.proposals:
-            told = convert.branches_to_pb(branches, session.ahead.take_num_cancelled())
-            self._stream.send(Response(branches=told))
+            self._stream.send(branched(branches, session.ahead.take_num_cancelled()))
 
     async def _end_ahead(self, session: DraftSession, prefix_hash: int) -> None:
         """The round has its outcome: where its branch is half drafted it is finished first, all other work ahead is

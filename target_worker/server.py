@@ -12,9 +12,10 @@ from outrider.drafting.proposal import EMPTY, ProposalFault
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel, Program, T
 from outrider.serving import convert
-from outrider.serving.messages import Header, OutOfStep, TokenLogprobs, Verdict
+from outrider.serving.messages import Header, TokenLogprobs, Verdict
 from outrider.serving.session_stream import SessionStream, serve_session
 from outrider.serving.worker import Worker, serve_worker
+from outrider.serving.worker_stream import WorkerStream
 from outrider.settings import TargetWorkerSettings
 from outrider.v1 import common_pb2, target_pb2, worker_pb2
 from target_worker.heads import Heads
@@ -24,8 +25,6 @@ from target_worker.session import TargetSession
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"]
 DECODE_BACKLOG = 256
 """Verdicts that may wait for a slow reader before a decode ends early."""
-LONG_PROMPT_TOKENS = 2048
-"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more."""
 
 Request = target_pb2.TargetServiceSessionRequest
 Response = target_pb2.TargetServiceSessionResponse
@@ -70,49 +69,33 @@ class TargetServicer:
             yield response
 
 
-class _TargetStream:
-    """One stream: takes messages in turn, runs their programs, sends what these answer."""
+class _TargetStream(WorkerStream[TargetSession]):
+    """Sessions of a target."""
 
     def __init__(self, worker: Worker, heads: Heads, stream: SessionStream[Request, Response]) -> None:
-        self._worker = worker
+        super().__init__(worker, stream)
         self._heads = heads
         self._engine = worker.engine
-        self._stream = stream
-        self._session: TargetSession | None = None
         self._sequence: Any = None
 
-    async def drive(self, _: SessionStream[Request, Response]) -> None:
-        with self._worker.session_open():
-            try:
-                while (request := await self._stream.receive()) is not None:
-                    await self._handle(request)
-            finally:
-                self._free()
-
     async def _handle(self, request: Request) -> None:
-        try:
-            match request.WhichOneof("message"):
-                case "open":
-                    await self._open(request.open)
-                case "verify":
-                    await self._verify(request.verify)
-                case "decode":
-                    await self._decode(request.decode)
-                case "stop":
-                    pass  # whatever it was to end has ended already
-                case _:
-                    raise InvalidArgument(
-                        "the message is none of open, verify, decode, stop, heartbeat", field="message"
-                    )
-        except OutOfStep as error:
-            header = convert.header_to_pb(error.header)
-            self._stream.send(Response(out_of_step=common_pb2.OutOfStep(header=header)))
+        match request.WhichOneof("message"):
+            case "open":
+                await self._open(request.open)
+            case "verify":
+                await self._verify(request.verify)
+            case "decode":
+                await self._decode(request.decode)
+            case "stop":
+                pass  # whatever it was to end has ended already
+            case _:
+                raise InvalidArgument("the message is none of open, verify, decode, stop, heartbeat", field="message")
+
+    def _out_of_step(self, header: Header) -> Response:
+        return Response(out_of_step=common_pb2.OutOfStep(header=convert.header_to_pb(header)))
 
     async def _open(self, message: target_pb2.TargetOpen) -> None:
-        if self._session is None:
-            self._worker.server.refuse_if_draining()
-        elif message.epoch <= self._session.log.epoch:
-            self._worker.counters.num_stale_messages += 1
+        if not self._takes_opening(message.epoch):
             return
         opening = convert.target_open_from_pb(message)
         description = self._worker.loaded.description
@@ -128,8 +111,7 @@ class _TargetStream:
         )
         self._free()
         with self._stream.working():
-            is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS
-            session = await asyncio.to_thread(make) if is_long else make()
+            session = await self._made(make, len(opening.prompt_ids))
             session.sequence = self._sequence = await self._engine.open_sequence(
                 session.reserved_length, tenant=opening.tenant, priority=opening.priority
             )
@@ -209,11 +191,6 @@ class _TargetStream:
             self._stream.send(Response(features=convert.feature_rows_to_pb(features)))
         verdict = dataclasses.replace(verdict, features=last) if before else verdict
         self._stream.send(Response(verdict=convert.verdict_to_pb(verdict)))
-
-    def _opened(self) -> TargetSession:
-        if self._session is None:
-            raise InvalidArgument("the session is not open: send `open` first", field="message")
-        return self._session
 
     def _free(self) -> None:
         if self._session is not None:

@@ -1,0 +1,76 @@
+"""A worker's end of one session stream, whatever the session computes: messages in turn, one session at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from outrider.errors import InvalidArgument
+from outrider.serving.messages import Header, OutOfStep
+from outrider.serving.session_log import SessionLog
+from outrider.serving.session_stream import SessionStream
+from outrider.serving.worker import Worker
+
+LONG_PROMPT_TOKENS = 2048
+"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more."""
+
+
+class Session(Protocol):
+    """Of one epoch."""
+
+    log: SessionLog
+
+
+S = TypeVar("S", bound=Session)
+
+
+class WorkerStream(ABC, Generic[S]):
+    """Takes messages in turn, runs their programs, sends what these answer. Its end, for whatever cause, frees all."""
+
+    def __init__(self, worker: Worker, stream: SessionStream[Any, Any]) -> None:
+        self._worker = worker
+        self._stream = stream
+        self._session: S | None = None
+
+    async def drive(self, _: SessionStream[Any, Any]) -> None:
+        """Until the caller has no more to say."""
+        with self._worker.session_open():
+            try:
+                while (request := await self._stream.receive()) is not None:
+                    try:
+                        await self._handle(request)
+                    except OutOfStep as error:
+                        self._stream.send(self._out_of_step(error.header))
+            finally:
+                self._free()
+
+    @abstractmethod
+    async def _handle(self, request: Any) -> None:
+        """One message. Raises OutOfStep where it does not fit the session, which goes on."""
+
+    @abstractmethod
+    def _out_of_step(self, header: Header) -> Any:
+        """The answer that tells the session's own state."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Ends the session, if there is one, and gives back all that it held."""
+
+    def _takes_opening(self, epoch: int) -> bool:
+        """False: a stale one, counted. Raises Unavailable for a new session while the worker drains."""
+        if self._session is None:
+            self._worker.server.refuse_if_draining()
+        elif epoch <= self._session.log.epoch:
+            self._worker.counters.num_stale_messages += 1
+            return False
+        return True
+
+    async def _made(self, make: Callable[[], S], num_prompt_tokens: int) -> S:
+        return await asyncio.to_thread(make) if num_prompt_tokens > LONG_PROMPT_TOKENS else make()
+
+    def _opened(self) -> S:
+        if self._session is None:
+            raise InvalidArgument("the session is not open: send `open` first", field="message")
+        return self._session
