@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.branches import Foretold
+from coordinator.draft_link import DraftLate, DraftLink
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
-from coordinator.links import DraftLate, DraftLink
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
 from outrider.errors import OutriderError, Unavailable

@@ -182,9 +182,7 @@ class FeatureFeed:
         if self._relay.lacks(length):
             return "draft-lacks-features"
         if self._relay.num_held_bytes > MAX_BESIDE_BYTES:
-            self._sending = asyncio.create_task(self._send(self._relay.take()))
-            # the next message to the worker tells why it failed
-            self._sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._sending = self._peer.send_soon(*map(wire.draft_features, self._relay.take()))
             return "draft-features-late"
         return ""
 
@@ -204,7 +202,3 @@ class FeatureFeed:
         if self._sending is not None:
             self._sending.cancel()
         self._relay.draft_closes()
-
-    async def _send(self, parts: list[FeatureRows]) -> None:
-        for part in parts:
-            await self._peer.send(wire.draft_features(part))

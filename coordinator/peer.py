@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import grpc
@@ -13,6 +13,8 @@ from outrider.errors import Aborted, DeadlineExceeded, OutriderError, Unavailabl
 from outrider.serving.status import STATUS_DETAILS, from_rpc_error
 
 RETRY_DELAY_S = 0.5
+MAX_RESENDS = 3
+"""A worker that stays out of step after this many corrections is given up."""
 
 
 class Peer:
@@ -60,6 +62,10 @@ class Peer:
             # the reader learns why the call ended; its status is the better error
             await asyncio.wait({self._tasks[0]}, timeout=self._timeout_s)
             raise self._failure or self._gone("closed the stream") from None
+
+    def send_soon(self, *messages: Any) -> asyncio.Task[None]:
+        """One after the other, without anybody waiting. A write that fails is seen by whoever reads or sends next."""
+        return self._in_background(self._send_all(messages))
 
     async def receive(self) -> Any:
         """The next message that is not a heartbeat. Safe to cancel."""
@@ -126,9 +132,18 @@ class Peer:
                 self._call.cancel()
             elif not self._write_lock.locked():
                 # beside the clock, which goes on however long the transport takes; while a write waits, no other is due
-                writing = asyncio.create_task(self._write_heartbeat())
-                self._writes.add(writing)
-                writing.add_done_callback(self._writes.discard)
+                self._in_background(self._write_heartbeat())
+
+    def _in_background(self, writing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(writing)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return task
+
+    async def _send_all(self, messages: Iterable[Any]) -> None:
+        with contextlib.suppress(OutriderError):
+            for message in messages:
+                await self.send(message)
 
     async def _write_heartbeat(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from coordinator.draft_link import DraftLink
 from coordinator.features import FeatureFeed
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.picking import PrefixMemory, prefix_keys
@@ -17,11 +18,11 @@ from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import Candidate, GammaPolicy
 from coordinator.gamma.shared import PairEstimates, SharedEstimates
 from coordinator.gamma.told import draft_candidates, target_candidates, tell
-from coordinator.links import DraftLink, TargetLink
 from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.peer import Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
+from coordinator.target_link import TargetLink
 from outrider.errors import Aborted
 from outrider.serving import session_calls as wire
 from outrider.settings import CoordinatorSettings

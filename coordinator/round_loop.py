@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from coordinator.drafting import Drafted, DraftSide
 from coordinator.gamma.policy import HIT, LATE, Choice, GammaPolicy, RoundReport
-from coordinator.links import Timed
 from coordinator.local_drafts import LocalDrafts
 from coordinator.outbox import Outbox
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
+from coordinator.target_link import Timed
 from coordinator.traces import CAUSES
 from coordinator.verifying import TargetLost, TargetSide
 from outrider.drafting.guess import Guess

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.gamma.price import Median
-from coordinator.links import TargetLink, Timed
 from coordinator.stream import Stream
+from coordinator.target_link import TargetLink, Timed
 from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable
 from outrider.serving.messages import TargetOpening
 from outrider.serving.session_calls import SealedProposal

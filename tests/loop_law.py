@@ -25,11 +25,11 @@ from coordinator.drafting import Drafted
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
 from coordinator.gamma.shared import PairEstimates
-from coordinator.links import Timed
 from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.request import ResolvedRequest
 from coordinator.round_loop import RoundLoop
 from coordinator.stream import Stream
+from coordinator.target_link import Timed
 from coordinator.text.tokenizer import ToyCodec
 from outrider.drafting import tree_draw
 from outrider.drafting.grown_tree import GrownTree, planned

@@ -7,8 +7,8 @@ import pytest
 from stack import in_process_stack
 
 import outrider
+from coordinator.draft_link import DraftLate, DraftLink
 from coordinator.features import FeatureFeed, FeatureRelay
-from coordinator.links import DraftLate, DraftLink
 from coordinator.log import Log
 from draft_worker.server import _price
 from outrider.drafting.ratio_stop import Price

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.links import Timed
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
+from coordinator.target_link import Timed
 from coordinator.text.tokenizer import ToyCodec
 from coordinator.verifying import MAX_LOSSES, MAX_REOPENINGS, TargetLost, TargetSide
 from outrider.errors import Aborted, InvalidArgument, OutriderError, Unavailable

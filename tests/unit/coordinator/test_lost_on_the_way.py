@@ -11,11 +11,12 @@ import test_draft_ahead_law as ahead_law
 import test_pipelining_law as pipelining_law
 from loop_law import Pair, World, total_variation
 
-import coordinator.links as links
+import coordinator.draft_link as draft_link
+from coordinator.draft_link import DraftLink
 from coordinator.drafting import DraftSide
 from coordinator.features import FeatureFeed, FeatureRelay
-from coordinator.links import DraftLink, TargetLink
 from coordinator.log import Log
+from coordinator.target_link import TargetLink
 from outrider.errors import Aborted
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Origin, SamplingParams, StoppingParams
@@ -33,6 +34,9 @@ class Peer:
         self.messages = list(messages)
 
     async def send(self, message: Any) -> None:
+        pass
+
+    def send_soon(self, *messages: Any) -> None:
         pass
 
     async def receive(self) -> Any:
@@ -59,7 +63,7 @@ def test_a_draft_worker_lost_before_a_far_verdict_ends_no_stream(monkeypatch: py
 
 async def test_a_proposal_that_was_begun_and_never_comes_loses_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gives it up for being late; but a worker that hangs, its heart still beating, must not hang the stream."""
-    monkeypatch.setattr(links, "MAX_LATE_S", 0.05)
+    monkeypatch.setattr(draft_link, "MAX_LATE_S", 0.05)
     log = Log(PROMPT, hash_ids(PROMPT))
     peer: Any = Peer(Opened(64), Begun(log.header(1)))
     link = DraftLink(peer, "worker", log, FeatureFeed(FeatureRelay(), peer, "", ""))

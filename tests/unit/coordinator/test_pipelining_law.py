@@ -15,7 +15,7 @@ from coordinator.branches import Foretold
 from coordinator.drafting import Drafted
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import HIT, Candidate, Choice
-from coordinator.links import Timed
+from coordinator.target_link import Timed
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.messages import AheadWish

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.links import Timed
+from coordinator.target_link import Timed
 from coordinator.verifying import MIN_NETWORK_MS, MIN_ROUND_TRIPS, TargetSide
 from outrider.sampling.params import Origin
 from outrider.serving.messages import Header, Verdict

@@ -1,7 +1,6 @@
-"""What the round loop asks of a worker's session: a verdict for a proposal, a proposal for a prefix.
+"""What the round loop asks of a draft worker's session: a proposal for a prefix, or what was drafted ahead of it.
 
-A worker that is out of step is sent what it lacks; the log decides, never the worker. The clock of each answer starts
-when its question is sent.
+A worker that is out of step is sent what it lacks; the log decides, never the worker.
 """
 
 from __future__ import annotations
@@ -9,220 +8,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from coordinator.branches import AheadCounts, BranchStore, Foretold
-from coordinator.features import FeatureFeed, FeatureRelay
+from coordinator.features import FeatureFeed
 from coordinator.log import Log
-from coordinator.peer import Peer
+from coordinator.peer import MAX_RESENDS, Peer
 from outrider.drafting.ratio_stop import UNJUDGED, Price
 from outrider.errors import Aborted, OutriderError
 from outrider.serving import session_calls as wire
-from outrider.serving.messages import (
-    NO_FEATURES,
-    NOTHING_AHEAD,
-    AheadWish,
-    DraftOpening,
-    FeatureRows,
-    Header,
-    TargetOpening,
-    Verdict,
-)
+from outrider.serving.messages import NO_FEATURES, NOTHING_AHEAD, AheadWish, DraftOpening, FeatureRows, Header
 
-MAX_RESENDS = 3
-"""A worker that stays out of step after this many corrections is given up."""
 MAX_LATE_S = 60.0
 """A proposal that is late for so long will not come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A verdict and how long it took from its question, or from the verdict before; ms."""
-
-    verdict: Verdict
-    elapsed_ms: float
-    prompt_logprobs: tuple[wire.SealedPromptLogprobs, ...] = ()
-    """With the first verdict, when the opening asked for them."""
-    target: str = ""
-    """Address of the worker."""
-    is_pipelined: bool = False
-    """The question was there before the verdict before: its way took no time."""
-
-    @property
-    def queue_ms(self) -> float:
-        return self.verdict.queue_us / 1000
-
-    @property
-    def work_ms(self) -> float:
-        """The model's pass and sampling."""
-        return (self.verdict.compute_us + self.verdict.sampling_us) / 1000
-
-    @property
-    def draft_ms(self) -> float:
-        """Drafting by the target itself."""
-        return self.verdict.draft_us / 1000
-
-    @property
-    def sampling_ms(self) -> float:
-        """Of the work: distributions and acceptance."""
-        return self.verdict.sampling_us / 1000
-
-    @property
-    def network_ms(self) -> float:
-        return max(0.0, self.elapsed_ms - self.queue_ms - self.draft_ms - self.work_ms)
-
-
-class TargetLink:
-    """A session on a target worker. Every method raises OutriderError once the worker is lost or refuses."""
-
-    def __init__(self, peer: Peer, address: str, log: Log, features: FeatureRelay, states: str) -> None:
-        """states: of the target, that its verdicts shall carry to `features`; empty: none."""
-        self.address = address
-        self._peer = peer
-        self._log = log
-        self._features = features
-        self._states = states
-        self._epoch = 0
-        self._next: Header | None = None
-        """Of a verify that was sent before the verdict that it counts on."""
-        self._sending: asyncio.Task[None] | None = None
-        self._arrived_at = 0.0
-        self._prompt_logprobs: list[wire.SealedPromptLogprobs] = []
-
-    async def open(self, opening: TargetOpening) -> Timed:
-        """The first token after the opening's committed ids; logprobs of the whole prompt with it, if asked for."""
-        self._epoch = opening.epoch
-        opening = self._features.target_opens(opening, self._states)
-        timed = await self._ask(lambda missing: wire.target_open(opening))
-        if opening.prompt_logprobs is None:
-            return timed
-        position = 1
-        for told in self._prompt_logprobs:
-            if told.first_position != position:
-                break
-            position += told.num_tokens
-        if position != len(opening.prompt_ids):
-            raise self._lost("left out logprobs of the prompt")
-        return dataclasses.replace(timed, prompt_logprobs=tuple(self._prompt_logprobs))
-
-    @property
-    def is_verifying(self) -> bool:
-        """Whether the worker has the log's next round already: `verify` then waits for its verdict only."""
-        return self._next is not None and self._next == self._log.header(self._epoch)
-
-    @property
-    def sends_features(self) -> bool:
-        return bool(self._states)
-
-    def verify_next(self, base_length: int, prefix_hash: int, token_id: int, proposal: wire.SealedProposal) -> None:
-        """Sends the round after the one that is being verified, on top of what that one may make of the log: so many
-        ids with this hash, `token_id` the last of them. After another verdict the worker drops it."""
-        self._next = Header(self._epoch, base_length, prefix_hash)
-        message = wire.target_verify(self._next, (), proposal, expected_token_id=token_id)
-        # not awaited: a verdict must not wait for it. A write that fails is seen by whoever reads
-        self._sending = asyncio.create_task(self._peer.send(message))
-        self._sending.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    async def verify(self, proposal: wire.SealedProposal) -> Timed:
-        header, is_sent = self._log.header(self._epoch), self.is_verifying
-        self._next = None
-        if is_sent:
-            return await self._sent_verdict()
-        return await self._ask(lambda missing: wire.target_verify(header, missing, proposal))
-
-    async def decode(
-        self, credit_tokens: int, drafter: str = "", num_draft_tokens: int = 0, tree_parents: tuple[int, ...] = ()
-    ) -> AsyncGenerator[Timed, None]:
-        """One verdict per step, over drafts of the worker's own where some are wanted, a tree if a shape is given; the
-        caller commits each before it asks for the next, and may end early."""
-        header = self._log.header(self._epoch)
-        self._next = None  # a round that was dropped there: what the run makes of the log may be its prefix after all
-        timed = await self._ask(
-            lambda missing: wire.target_decode(
-                header,
-                missing,
-                credit_tokens,
-                drafter=drafter,
-                num_draft_tokens=num_draft_tokens,
-                tree_parents=tree_parents,
-            )
-        )
-        arrived = time.perf_counter()
-        yield timed
-        while not timed.verdict.decode_ended:
-            self._peer.num_outstanding = 1
-            verdict = await self._verdict()
-            self._peer.num_outstanding = 0
-            before, arrived = arrived, time.perf_counter()
-            timed = Timed(verdict, 1000 * (arrived - before), target=self.address)
-            yield timed
-
-    async def stop_decoding(self) -> None:
-        """A running `decode` ends with the token in flight, whose verdict comes as any other."""
-        await self._peer.send(wire.target_stop())
-
-    def close(self) -> None:
-        self._peer.close()
-
-    async def _sent_verdict(self) -> Timed:
-        self._peer.num_outstanding = 1
-        try:
-            verdict = await self._verdict()
-        except _Lags as lags:
-            raise self._lost(f"is at another text ({lags.header})") from None
-        finally:
-            self._peer.num_outstanding = 0
-        before, self._arrived_at = self._arrived_at, time.perf_counter()
-        return Timed(verdict, 1000 * (self._arrived_at - before), target=self.address, is_pipelined=True)
-
-    async def _ask(self, message: Callable[[tuple[int, ...]], Any]) -> Timed:
-        started = time.perf_counter()
-        missing: tuple[int, ...] = ()
-        features_start = self._features.wanted_from(self._log.length)
-        for _ in range(MAX_RESENDS):
-            self._peer.num_outstanding = 1
-            await self._peer.send(wire.features_from(message(missing), features_start))
-            try:
-                verdict = await self._verdict()
-                self._arrived_at = time.perf_counter()
-                return Timed(verdict, 1000 * (self._arrived_at - started), target=self.address)
-            except _Lags as lags:
-                self._next = None  # it came after a round that was not verified, and was dropped
-                if lags.header.epoch != self._epoch or not self._log.holds(lags.header):
-                    raise self._lost(f"is at another text ({lags.header})") from None
-                missing = self._log.since(lags.header.base_length)
-            finally:
-                self._peer.num_outstanding = 0
-        raise self._lost("stays out of step")
-
-    async def _verdict(self) -> Verdict:
-        """The next one for the log as it stands; older ones are no-ops."""
-        expected = self._log.header(self._epoch)
-        features: list[FeatureRows] = []
-        while True:
-            message = await self._peer.receive()
-            if isinstance(message, wire.Lagging):
-                raise _Lags(message.header)
-            if isinstance(message, wire.SealedPromptLogprobs):
-                self._prompt_logprobs.append(message)
-            if isinstance(message, FeatureRows):
-                features.append(message)
-            if isinstance(message, Verdict):
-                if message.header == expected and message.committed_ids:
-                    end = expected.base_length + len(message.committed_ids) - 1
-                    self._features.received([*features, message.features], end)
-                    return message
-                features.clear()
-
-    def _lost(self, what: str) -> OutriderError:
-        return Aborted(f"target worker {self.address} {what}", reason="SESSION_LOST", retry_delay_s=0.5)
-
-
-class _Lags(Exception):
-    def __init__(self, header: Header) -> None:
-        self.header = header
 
 
 class DraftLate(Exception):
@@ -300,9 +98,7 @@ class DraftLink:
         found = self.branches.take(self._log.header(0).prefix_hash, drafter)
         if found is not None:
             _, message = self._next_advance(found.num_draft_tokens, drafter, ahead=ahead, has_proposal=True)
-            # nobody waits for this message to be written: the target's goes out at once
-            self._telling = asyncio.create_task(self._peer.send(message))
-            self._telling.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._telling = self._peer.send_soon(message)  # the target's goes out at once
         return found
 
     async def foretold(self) -> Foretold:
