@@ -85,9 +85,7 @@ class LocalDrafts:
         self._stream = stream
         self._memory = memory
         self._scope = memory.scope(stream)
-        self._chances = Chances(prior=memory.chances(stream))
-        if not request.learns_from_others:
-            self._chances = Chances()
+        self._chances = Chances(prior=memory.chances(stream) if request.learns_from_others else None)
         self._index = SuffixIndex(memory.settings.lookup_min_ngram)
         self._num_read = 0
         self._reads_past = request.learns_from_others

@@ -10,13 +10,15 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from coordinator.statistics import StreamStatistics
-from outrider.results import Speculation
+from coordinator.traces import CAUSES
+from outrider.results import GammaCause, Speculation
 from outrider.serving.metrics import PREFIX
 
-FALLBACKS = (
-    "no-draft-worker", "draft-opening", "draft-context-full", "draft-late", "draft-lost", "draft-features-late",
-    "draft-lacks-features",
-)  # fmt: skip
+FALLBACKS = tuple(
+    reason
+    for reason, cause in CAUSES.items()
+    if cause in (GammaCause.NO_DRAFTER, GammaCause.DRAFT_LATE, GammaCause.DRAFT_LOST)
+)
 """Reasons of rounds that a draft worker could not take part in."""
 NO_PROPOSAL = "no-proposal"
 """The cause of a round whose drafter was asked and gave nothing to verify: late, lost, or dropped as malformed."""

@@ -13,8 +13,8 @@ from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.picking import PrefixMemory, prefix_keys
 from coordinator.fleet.worker import WorkerRecord
 from coordinator.gamma.adaptive import AdaptiveGamma
-from coordinator.gamma.costs import Median
 from coordinator.gamma.fixed import FixedGamma
+from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, GammaPolicy
 from coordinator.gamma.shared import PairEstimates, SharedEstimates
 from coordinator.gamma.told import draft_candidates, target_candidates, tell

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
+from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, Choice
-from coordinator.gamma.price import Median
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink, Timed
 from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable

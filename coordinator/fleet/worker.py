@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 import grpc
 
-from coordinator.gamma.costs import Median
+from coordinator.gamma.median import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
 from outrider.serving.channel import open_channel

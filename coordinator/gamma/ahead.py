@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coordinator.gamma.median import Median
 from coordinator.gamma.policy import HIT, LATE, Candidate, RoundReport
-from coordinator.gamma.price import Median
 from outrider.serving.messages import NOTHING_AHEAD, AheadWish
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 from coordinator.gamma.ahead import AheadCosts
+from coordinator.gamma.median import Median
 from coordinator.gamma.policy import HIT, LATE, Candidate, RoundReport
-from coordinator.gamma.price import Load, Median
+from coordinator.gamma.price import Load
 from outrider.drafting.tree import depths
-
-__all__ = ["DraftCost", "LineCost", "Median", "RoundCosts"]
 
 MIN_MS = 1e-6
 MIN_MEASURED = 3
@@ -37,7 +37,7 @@ FILL_DECAY = 0.9
 CHANGED, NUM_CHANGED = 1.3, 4
 """A worker has become slower or faster when so many messages in a row were off by this factor, to the same side."""
 
-Points = list[tuple[float, float, float]]
+Points = Sequence[tuple[float, float, float]]
 """(size, ms, weight)."""
 
 
@@ -51,7 +51,7 @@ class LineCost:
         self._seen_at: dict[int, int] = {}
         self._clock = 0
         self._told: tuple[float, float] | None = None
-        self._told_sizes: Points = []
+        self._told_sizes: Points = ()
         self._surprises: deque[float] = deque(maxlen=NUM_CHANGED)
         self._measured: dict[int, float] | None = None
         self._lines: dict[int, tuple[float, float]] = {}
@@ -64,7 +64,7 @@ class LineCost:
     def is_told(self) -> bool:
         return self._told is not None
 
-    def tell(self, base_ms: float, ms_per_unit: float, sizes: Points = []) -> None:  # noqa: B006 - never changed
+    def tell(self, base_ms: float, ms_per_unit: float, sizes: Points = ()) -> None:
         """What somebody else has measured: it stands until works of two sizes were seen here. `sizes`: what works of
         these sizes take there, under whatever load they came; it counts beside what is seen here."""
         self._told, self._told_sizes = (base_ms, ms_per_unit), sizes

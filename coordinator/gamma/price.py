@@ -17,39 +17,12 @@ many are on their way in for each of them (Little's law).
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
-
+from coordinator.gamma.median import Median
 from coordinator.gamma.pass_wait import PassWait
 
 MEAN_DECAY = 0.95
 MAX_TAKEN_SHARE = 0.9
 """Of its own token that a plain row may take from others: a load is known roughly, and one row must be worth it."""
-
-
-class Median:
-    """Of the last few values."""
-
-    def __init__(self, size: int = 12) -> None:
-        self._values: deque[float] = deque(maxlen=size)
-        self._cached: float | None = None
-
-    def add(self, value: float) -> None:
-        self._values.append(value)
-        self._cached = None
-
-    def scale(self, factor: float) -> None:
-        """As if all values had been so many times what they were."""
-        self._values = deque((factor * value for value in self._values), maxlen=self._values.maxlen)
-        self._cached = None
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def value(self, default: float = 0.0) -> float:
-        if self._cached is None and self._values:
-            self._cached = median(self._values)
-        return default if self._cached is None else self._cached
 
 
 class Load:

@@ -64,16 +64,15 @@ class Planner:
     def __init__(self, world: World, acceptance: float, *, max_draft_tokens: int) -> None:
         """world: costs and networks; its numbers of workers are not read."""
         self.world = world
+        self._acceptance = acceptance
         self._text = Text(constant(acceptance), length=TEXT_LENGTH)
         self._max_draft_tokens = max_draft_tokens
         self._speeds: dict[int, Speed] = {}
 
     def colocated(self) -> Planner:
         """With the drafter on the target's own device."""
-        other = Planner.__new__(Planner)
-        other.world = dataclasses.replace(self.world, colocated=True)
-        other._text, other._max_draft_tokens, other._speeds = self._text, self._max_draft_tokens, {}
-        return other
+        world = dataclasses.replace(self.world, colocated=True)
+        return Planner(world, self._acceptance, max_draft_tokens=self._max_draft_tokens)
 
     def speed(self, num_streams: int) -> Speed:
         """Of so many streams on one target with a draft worker of its own."""

@@ -1,0 +1,31 @@
+"""What is measured again and again, and now and then wrong by far."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+
+class Median:
+    """Of the last few values."""
+
+    def __init__(self, size: int = 12) -> None:
+        self._values: deque[float] = deque(maxlen=size)
+        self._cached: float | None = None
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self._cached = None
+
+    def scale(self, factor: float) -> None:
+        """As if all values had been so many times what they were."""
+        self._values = deque((factor * value for value in self._values), maxlen=self._values.maxlen)
+        self._cached = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def value(self, default: float = 0.0) -> float:
+        if self._cached is None and self._values:
+            self._cached = median(self._values)
+        return default if self._cached is None else self._cached
