@@ -16,8 +16,8 @@ from outrider.drafting.received_features import ReceivedFeatures
 from outrider.errors import InvalidArgument
 from outrider.lm.head_model import HeadModel
 from outrider.lm.interface import Program
-from outrider.serving.checks import check_draft_opening
-from outrider.serving.messages import DraftOpening, FeatureRows, Header, OutOfStep
+from outrider.serving.checks import check_draft_opening, check_num_drafts
+from outrider.serving.messages import DraftOpening, FeatureRows, Header
 from outrider.serving.session_log import SessionCounters, SessionLog
 
 log = logging.getLogger(__name__)
@@ -100,16 +100,8 @@ class HeadSession:
             raise InvalidArgument(
                 f"advance.drafter {drafter!r} is not offered here; choose {self._name}", field="advance.drafter"
             )
-        if num_draft_tokens > self._max_draft_tokens:
-            raise InvalidArgument(
-                f"advance.num_draft_tokens is {num_draft_tokens}, this worker allows {self._max_draft_tokens}",
-                field="advance.num_draft_tokens",
-            )
-        try:
-            self.log.catch_up(header, committed_ids)
-        except OutOfStep:
-            self.counters.num_out_of_step += 1
-            raise
+        check_num_drafts(num_draft_tokens, self._max_draft_tokens)
+        self.log.catch_up(header, committed_ids, self.counters)
         if not num_draft_tokens:
             yield from self.read()
             return None

@@ -20,8 +20,8 @@ from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
 from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
-from outrider.serving.checks import check_draft_opening
-from outrider.serving.messages import AheadWish, Branches, DraftOpening, Header, OutOfStep
+from outrider.serving.checks import check_draft_opening, check_num_drafts
+from outrider.serving.messages import AheadWish, Branches, DraftOpening, Header
 from outrider.serving.session_log import SessionCounters, SessionLog
 
 MAX_TREE_WIDTH = 16
@@ -113,11 +113,7 @@ class DraftSession:
         if header.epoch < self.log.epoch:
             self.counters.num_stale_messages += 1
             return None
-        if num_draft_tokens > self._max_draft_tokens:
-            raise InvalidArgument(
-                f"advance.num_draft_tokens is {num_draft_tokens}, this worker allows {self._max_draft_tokens}",
-                field="advance.num_draft_tokens",
-            )
+        check_num_drafts(num_draft_tokens, self._max_draft_tokens)
         if tree_width > MAX_TREE_WIDTH:
             raise InvalidArgument(
                 f"advance.tree_width is {tree_width}, must be at most {MAX_TREE_WIDTH}", field="advance.tree_width"
@@ -125,11 +121,7 @@ class DraftSession:
         chosen = self._drafter(drafter)
         if isinstance(chosen, TreeDrafter):
             chosen.width = tree_width or self._width
-        try:
-            self.log.catch_up(header, committed_ids)
-        except OutOfStep:
-            self.counters.num_out_of_step += 1
-            raise
+        self.log.catch_up(header, committed_ids, self.counters)
         self._chain = None
         self.stop.price = price
         self.stop.judge(judged)

@@ -39,7 +39,7 @@ class Heads(Equipment):
         and on two of one name."""
         self._loaded = loaded
         for entry in self._settings.heads:
-            name, source = _parse(entry)
+            name, source = parse_entry(entry)
             held = self._load(name, source, loaded)
             taken = {taken for other in self.held.values() for taken in other.description.names}
             twice = [each for each in held.description.names if each in taken]
@@ -105,7 +105,7 @@ class Heads(Equipment):
         return held
 
 
-def _parse(entry: str) -> tuple[str, str]:
+def parse_entry(entry: str) -> tuple[str, str]:
     """`name=source` or a source alone, whose name follows from its kind and is empty here."""
     match = re.fullmatch(r"(?:([a-z][a-z0-9_-]*)=)?(.+)", entry)
     assert match is not None, "settings hold no empty entries"

@@ -16,7 +16,7 @@ from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm.interface import Forward, ForwardResult, Program, SequenceHandle
 from outrider.sampling.params import Finish
 from outrider.serving.checks import check_target_opening
-from outrider.serving.messages import NO_FEATURES, Header, OutOfStep, TargetOpening, TokenLogprobs, Verdict
+from outrider.serving.messages import NO_FEATURES, Header, TargetOpening, TokenLogprobs, Verdict
 from outrider.serving.session_log import SessionCounters, SessionLog
 from target_worker.acceptance import Outcome, verify
 from target_worker.device_decision import RoundDecision
@@ -106,8 +106,8 @@ class TargetSession:
         `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of shape `tree_parents` if one is given.
         `features_start`: the verdict carries features from there on, sent before or not. `expected_token_id`: of a
         pipelined verify, the last committed id that it counts on: it is stale, and counted, unless the log ends so now.
-        Raises OutOfStep;
-        InvalidArgument where there is no such drafter or tree of it, so many drafts were not announced, or no features.
+        Raises OutOfStep; InvalidArgument where there is no such drafter or tree of it, so many drafts were not
+        announced, or no features.
         """
         started_ns = time.perf_counter_ns()
         self._own.check("verify", drafter, num_draft_tokens, tree_parents)
@@ -310,11 +310,7 @@ class TargetSession:
         return True
 
     def _catch_up(self, header: Header, committed_ids: Sequence[int]) -> None:
-        try:
-            self.log.catch_up(header, committed_ids)
-        except OutOfStep:
-            self.counters.num_out_of_step += 1
-            raise
+        self.log.catch_up(header, committed_ids, self.counters)
         ended = self.finish is not Finish.NONE or len(self.log.ids) >= self.log.max_length
         if ended or self._ends_with_stop_token():
             raise FailedPrecondition(f"the stream ended at {len(self.log.ids)} tokens", reason="STREAM_ENDED")

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.drafting.chain import drafting
-from outrider.drafting.grown_tree import GrownTree, likeliest, planned
+from outrider.drafting.grown_tree import GrownTree, grow
 from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal
-from outrider.drafting.tree import depths
 from outrider.errors import Internal, InvalidArgument
 from outrider.lm.interface import LanguageModel, Program, SequenceHandle
 from outrider.lm.toy import PREFIX, ToyModel, parse_toy
@@ -65,12 +64,7 @@ class ToyDrafter:
         def rows(nodes: Sequence[int]) -> list[np.ndarray]:
             return [self._model.logits_for([*self._log.ids, *grown.path_ids(node)]) for node in nodes]
 
-        root = self._model.logits_for(self._log.ids)
-        if self._log.sampling.decides_by_match:
-            order = likeliest(grown, len(shape), max(depths(shape), default=0), root, rows)
-        else:
-            order = planned(grown, shape, root, rows, grown.drawn)
-        return grown.proposal(order, self.name)
+        return grown.proposal(grow(grown, shape, self._model.logits_for(self._log.ids), rows), self.name)
         yield
 
     def ingest(self) -> Program[None]:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from outrider.cli.check import Check
 from outrider.cli.console import describe_failure, err
 from outrider.errors import OutriderError
+from outrider.lm.toy import PREFIX as TOY
 from outrider.settings import DraftWorkerSettings
-
-TOY, SKIP = "toy:", "skip"
+from target_worker.heads import parse_entry
+from target_worker.skip_drafter import KIND as SKIP
 
 
 def check_heads(target: str, heads: Sequence[str]) -> Iterator[Check]:
     """A line for each entry of a target worker's `heads`. The target's layers are not read."""
     for entry in heads:
-        match = re.fullmatch(r"(?:[a-z][a-z0-9_-]*=)?(.+)", entry)
-        assert match is not None, "settings hold no empty entries"
-        source = match[1]
+        _, source = parse_entry(entry)
         if source.startswith(TOY):
             yield _check_toy(target, source)
-        elif source == SKIP or source.startswith(f"{SKIP}:"):
+        elif source.partition(":")[0] == SKIP:
             yield Check("ok", f"head {source}", "layers of the target itself: tried when its worker starts")
         else:
             yield _check_trained(target, source)

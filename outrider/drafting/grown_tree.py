@@ -53,6 +53,11 @@ class GrownTree:
         self._log = log
         self._max_q_entries = max_q_entries
 
+    @property
+    def is_matched(self) -> bool:
+        """Whether drafts stand by a match of ids, so that any may be proposed."""
+        return self._log.sampling.decides_by_match
+
     def path_ids(self, node: int) -> list[int]:
         """Tokens from the first level down to it."""
         ids: list[int] = []
@@ -101,6 +106,14 @@ class GrownTree:
             drafter=drafter,
             parents=() if tree.is_chain(parents) else parents,
         )
+
+
+def grow(grown: GrownTree, shape: Sequence[int], root: np.ndarray, rows: Rows) -> list[int]:
+    """The nodes to propose of a drafter whose rows follow its own drafts: the likeliest paths, as many and as deep as
+    those of the shape, where a match decides; else a tree of this shape."""
+    if grown.is_matched:
+        return likeliest(grown, len(shape), max(tree.depths(shape), default=0), root, rows)
+    return planned(grown, shape, root, rows, grown.drawn)
 
 
 def likeliest(grown: GrownTree, num_nodes: int, max_depth: int, root: np.ndarray, rows: Rows) -> list[int]:

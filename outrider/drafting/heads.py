@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from outrider.drafting.chain import ChainDraft, drafting
-from outrider.drafting.grown_tree import GrownTree, likeliest, planned
+from outrider.drafting.grown_tree import GrownTree, grow, planned
 from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal
 from outrider.drafting.tree import PREFIX, children, depths, within
 from outrider.drafting.tree_draw import Child, certain_children, draw_children
@@ -151,9 +151,7 @@ class EagleDrafter(_HeadDrafter):
             numbers.update({node: len(numbers) - 1 + place for place, node in enumerate(nodes)})
             return (self._widen(row) for row in logits.cpu())
 
-        if self._log.sampling.decides_by_match:
-            return likeliest(grown, len(shape), max(depths(shape), default=0), self._widen(root), rows)
-        return planned(grown, shape, self._widen(root), rows, grown.drawn)
+        return grow(grown, shape, self._widen(root), rows)
 
     def _root(self) -> Any:
         """The row after the committed ids; None while states of them are lacking or there is more to read."""

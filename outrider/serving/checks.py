@@ -56,6 +56,15 @@ def check_draft_opening(opening: DraftOpening, *, vocab_size: int) -> None:
         raise refuse("max_q_entries", f"is {opening.max_q_entries}, must be in 1 to {MAX_Q_ENTRIES}")
 
 
+def check_num_drafts(num_draft_tokens: int, max_draft_tokens: int) -> None:
+    """Of an advance. Raises InvalidArgument where they are more than the worker allows."""
+    if num_draft_tokens > max_draft_tokens:
+        raise InvalidArgument(
+            f"advance.num_draft_tokens is {num_draft_tokens}, this worker allows {max_draft_tokens}",
+            field="advance.num_draft_tokens",
+        )
+
+
 def check_target_opening(
     opening: TargetOpening, *, vocab_size: int, context_length: int, max_draft_tokens: int
 ) -> None:

@@ -64,17 +64,17 @@ class SessionLog:
         self.prefix_hash = extend_hash(self.prefix_hash, token_id)
         self.history.push(token_id)
 
-    def catch_up(self, header: Header, committed_ids: Sequence[int]) -> None:
+    def catch_up(self, header: Header, committed_ids: Sequence[int], counters: SessionCounters) -> None:
         """Commits what `header` has beyond this log, from the end of `committed_ids`.
 
-        Raises OutOfStep, with nothing changed, when these ids do not fill the gap or do not lead to the header's hash;
+        Raises OutOfStep, counted and nothing changed, when these ids do not fill the gap or lead to another hash;
         InvalidArgument on ids that no vocabulary of ours has, or past the stream's last token.
         """
         num_missing = header.base_length - len(self.ids)
-        if header.epoch != self.epoch or not 0 <= num_missing <= len(committed_ids):
-            raise OutOfStep(self.header)
-        missing = committed_ids[len(committed_ids) - num_missing :]
-        if hash_ids(missing, self.prefix_hash) != header.prefix_hash:
+        fills_gap = header.epoch == self.epoch and 0 <= num_missing <= len(committed_ids)
+        missing = committed_ids[len(committed_ids) - num_missing :] if fills_gap else ()
+        if not fills_gap or hash_ids(missing, self.prefix_hash) != header.prefix_hash:
+            counters.num_out_of_step += 1
             raise OutOfStep(self.header)
         check_ids("committed_ids", missing, self.vocab_size)
         if header.base_length > self.max_length:
