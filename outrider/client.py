@@ -12,7 +12,6 @@ its `Started`.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
@@ -23,11 +22,12 @@ import grpc.aio
 
 from outrider import results
 from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, Unavailable
-from outrider.results import Chunk, Complete, Completion, Event, Logprobs, ModelInfo, ServerInfo, Started
-from outrider.sampling.params import AcceptanceRule, Origin
+from outrider.results import Chunk, Complete, Completion, Event, ModelInfo, ServerInfo, Started
+from outrider.sampling.params import AcceptanceRule
 from outrider.serving.channel import CLIENT_OPTIONS, check_target
+from outrider.serving.read_results import read, read_event, read_step
 from outrider.serving.status import STATUS_DETAILS, from_rpc_error
-from outrider.v1 import common_pb2, generation_pb2, generation_pb2_grpc, worker_pb2
+from outrider.v1 import generation_pb2, generation_pb2_grpc, worker_pb2
 
 T = TypeVar("T")
 Message = Mapping[str, str]
@@ -154,7 +154,7 @@ class Client:
         call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
-                yield _read_event(response)
+                yield read_event(response)
         except grpc.aio.AioRpcError as error:
             raise self._error(error, timeout_s) from None
         finally:
@@ -186,10 +186,10 @@ class Client:
     async def model_info(self, model: str = "") -> ModelInfo:
         """Limits, defaults and pairing of a served model; empty: the only one."""
         reply = await self._call(self._stub.GetModelInfo, generation_pb2.GetModelInfoRequest(model=model))
-        return _read(
+        return read(
             ModelInfo,
             reply,
-            generation_defaults=_read(results.GenerationDefaults, reply.generation_defaults),
+            generation_defaults=read(results.GenerationDefaults, reply.generation_defaults),
             acceptance_rules=tuple(AcceptanceRule(rule) for rule in reply.acceptance_rules),
         )
 
@@ -197,17 +197,17 @@ class Client:
         """The coordinator, its workers and their health."""
         reply = await self._call(self._stub.GetServerInfo, generation_pb2.GetServerInfoRequest())
         workers = (
-            _read(
+            read(
                 results.Worker,
                 worker,
                 role=worker_pb2.WorkerRole.Name(worker.role).removeprefix("WORKER_ROLE_").lower(),
-                capacity=_read(results.Capacity, worker.capacity),
-                numerics=_read(results.Numerics, worker.numerics, environment=dict(worker.numerics.environment)),
-                cache_counters=_read(results.CacheCounters, worker.cache_counters),
+                capacity=read(results.Capacity, worker.capacity),
+                numerics=read(results.Numerics, worker.numerics, environment=dict(worker.numerics.environment)),
+                cache_counters=read(results.CacheCounters, worker.cache_counters),
             )
             for worker in reply.workers
         )
-        return _read(
+        return read(
             ServerInfo,
             reply,
             workers=tuple(workers),
@@ -220,7 +220,7 @@ class Client:
         keeps them no longer."""
         reply = await self._call(self._stub.GetTrace, generation_pb2.GetTraceRequest(request_id=request_id))
         return tuple(
-            results.StreamTrace(stream.index, tuple(map(_read_step, stream.steps)), stream.num_left_out)
+            results.StreamTrace(stream.index, tuple(map(read_step, stream.steps)), stream.num_left_out)
             for stream in reply.streams
         )
 
@@ -357,68 +357,3 @@ def _assign(message: Any, name: str, value: Any, *, path: str) -> None:
             setattr(message, name, value)
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidArgument(f"{path} cannot be {value!r:.80}: {error}", field=path) from None
-
-
-def _read(cls: type[T], message: Any, **given: Any) -> T:
-    """`cls` from the fields of the same names; unset optional ones become None, repeated ones tuples."""
-    values = dict(given)
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in given:
-            continue
-        descriptor = message.DESCRIPTOR.fields_by_name[field.name]
-        if descriptor.has_presence and not message.HasField(field.name):
-            values[field.name] = None
-        else:
-            value = getattr(message, field.name)
-            values[field.name] = tuple(value) if descriptor.is_repeated else value
-    return cls(**values)
-
-
-def _read_speculation(message: generation_pb2.SpeculationStats) -> results.Speculation:
-    uses = tuple(_read(results.DrafterUse, use) for use in message.drafter_uses)
-    outlooks = tuple(_read(results.DrafterOutlook, outlook) for outlook in message.drafter_outlooks)
-    return _read(results.Speculation, message, drafter_uses=uses, drafter_outlooks=outlooks)
-
-
-def _read_step(message: generation_pb2.StepRecord) -> results.Step:
-    return _read(results.Step, message, cause=results.GammaCause(message.cause))
-
-
-def _read_event(response: generation_pb2.GenerateResponse) -> Event:
-    match response.WhichOneof("event"):
-        case "started":
-            return _read(Started, response.started, acceptance=AcceptanceRule(response.started.acceptance))
-        case "prompt_logprobs":
-            told = response.prompt_logprobs
-            return results.PromptLogprobs(told.first_position, _read_logprobs(told.logprobs))
-        case "chunk":
-            chunk = response.chunk
-            return _read(
-                Chunk,
-                chunk,
-                origins=tuple(Origin(origin) for origin in chunk.origins),
-                logprobs=_read_logprobs(chunk.logprobs) if chunk.HasField("logprobs") else None,
-                step=_read_step(chunk.step) if chunk.HasField("step") else None,
-            )
-        case "complete":
-            complete = response.complete
-            matched = complete.WhichOneof("matched_stop")
-            return _read(
-                Complete,
-                complete,
-                finish_reason=common_pb2.FinishReason.Name(complete.finish_reason)
-                .removeprefix("FINISH_REASON_")
-                .lower(),
-                matched_stop=getattr(complete, matched) if matched else None,
-                usage=_read(results.Usage, complete.usage),
-                timings=_read(results.Timings, complete.timings),
-                speculation=_read_speculation(complete.speculation),
-            )
-    raise OutriderError("the server sent an event that this client does not know: update outrider")
-
-
-def _read_logprobs(message: common_pb2.TokenLogprobs) -> Logprobs:
-    width = message.num_top
-    pairs = list(zip(message.top_ids, message.top_logprobs, strict=True))
-    rows = range(len(message.token_logprobs)) if width else ()
-    return Logprobs(tuple(message.token_logprobs), tuple(tuple(pairs[i * width : (i + 1) * width]) for i in rows))

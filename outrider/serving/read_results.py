@@ -1,0 +1,93 @@
+"""Typed results out of the public service's messages: a client's counterpart of `outrider.serving.events`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from outrider.errors import OutriderError
+from outrider.results import (
+    Chunk,
+    Complete,
+    DrafterOutlook,
+    DrafterUse,
+    Event,
+    GammaCause,
+    Logprobs,
+    PromptLogprobs,
+    Speculation,
+    Started,
+    Step,
+    Timings,
+    Usage,
+)
+from outrider.sampling.params import AcceptanceRule, Origin
+from outrider.v1 import common_pb2, generation_pb2
+
+T = TypeVar("T")
+
+
+def read(cls: type[T], message: Any, **given: Any) -> T:
+    """`cls` from the fields of the same names; unset optional ones become None, repeated ones tuples."""
+    values = dict(given)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in given:
+            continue
+        descriptor = message.DESCRIPTOR.fields_by_name[field.name]
+        if descriptor.has_presence and not message.HasField(field.name):
+            values[field.name] = None
+        else:
+            value = getattr(message, field.name)
+            values[field.name] = tuple(value) if descriptor.is_repeated else value
+    return cls(**values)
+
+
+def _speculation(message: generation_pb2.SpeculationStats) -> Speculation:
+    uses = tuple(read(DrafterUse, use) for use in message.drafter_uses)
+    outlooks = tuple(read(DrafterOutlook, outlook) for outlook in message.drafter_outlooks)
+    return read(Speculation, message, drafter_uses=uses, drafter_outlooks=outlooks)
+
+
+def read_step(message: generation_pb2.StepRecord) -> Step:
+    return read(Step, message, cause=GammaCause(message.cause))
+
+
+def read_event(response: generation_pb2.GenerateResponse) -> Event:
+    """Raises OutriderError on an event that this version does not know."""
+    match response.WhichOneof("event"):
+        case "started":
+            return read(Started, response.started, acceptance=AcceptanceRule(response.started.acceptance))
+        case "prompt_logprobs":
+            told = response.prompt_logprobs
+            return PromptLogprobs(told.first_position, _logprobs(told.logprobs))
+        case "chunk":
+            chunk = response.chunk
+            return read(
+                Chunk,
+                chunk,
+                origins=tuple(Origin(origin) for origin in chunk.origins),
+                logprobs=_logprobs(chunk.logprobs) if chunk.HasField("logprobs") else None,
+                step=read_step(chunk.step) if chunk.HasField("step") else None,
+            )
+        case "complete":
+            complete = response.complete
+            matched = complete.WhichOneof("matched_stop")
+            return read(
+                Complete,
+                complete,
+                finish_reason=common_pb2.FinishReason.Name(complete.finish_reason)
+                .removeprefix("FINISH_REASON_")
+                .lower(),
+                matched_stop=getattr(complete, matched) if matched else None,
+                usage=read(Usage, complete.usage),
+                timings=read(Timings, complete.timings),
+                speculation=_speculation(complete.speculation),
+            )
+    raise OutriderError("the server sent an event that this client does not know: update outrider")
+
+
+def _logprobs(message: common_pb2.TokenLogprobs) -> Logprobs:
+    width = message.num_top
+    pairs = list(zip(message.top_ids, message.top_logprobs, strict=True))
+    rows = range(len(message.token_logprobs)) if width else ()
+    return Logprobs(tuple(message.token_logprobs), tuple(tuple(pairs[i * width : (i + 1) * width]) for i in rows))
