@@ -19,6 +19,9 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # Workers are reached directly, whatever proxy the environment names for the web.
     ("grpc.enable_http_proxy", 0),
+    # Else all channels of a process to one address share its connection, and with it the wait after a failed one: a
+    # worker that has just come back would be refused for what another channel had met.
+    ("grpc.use_local_subchannel_pool", 1),
     # A restarted worker is found again in well under a second, not after a backoff of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Not a wait but the least time that one try to connect has: a far or busy worker takes more than a moment.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import grpc
 import pytest
@@ -215,3 +216,14 @@ async def test_drain_ends_streams_that_outstay_the_grace():
         assert await session.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         async with asyncio.timeout(10):
             await worker.server.task
+
+
+async def test_a_worker_that_came_up_is_reached_at_once_whatever_another_channel_had_met_there():
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    async with open_channel(f"127.0.0.1:{port}") as early, open_channel(f"127.0.0.1:{port}") as late:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await health_pb2_grpc.HealthStub(early).Check(health_pb2.HealthCheckRequest())
+        async with running_target(port=port):
+            await health_pb2_grpc.HealthStub(late).Check(health_pb2.HealthCheckRequest())
