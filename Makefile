@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma clean
+.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -43,12 +43,13 @@ test: setup  ## the whole suite, random counts at a tenth
 check: setup  ## the whole suite at full counts; last line is one JSON object
 	OUTRIDER_TEST_SCALE=1 $(BIN)/python tests/check.py $(PARALLEL)
 
-lint: setup  ## ruff, mypy, buf
+lint: setup  ## ruff, mypy, buf; the wire against its baseline
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/buf breaking protos --against protos/baseline.binpb
 
 format: setup  ## let ruff and buf rewrite what lint complains about
 	$(BIN)/ruff check --fix .
@@ -58,6 +59,11 @@ format: setup  ## let ruff and buf rewrite what lint complains about
 proto: setup  ## regenerate outrider/v1 from protos
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. \
 	    protos/outrider/v1/*.proto
+
+# With each release: what it added is kept from then on. BREAKING=1 takes a wire that older peers cannot speak.
+wire-baseline: setup  ## the wire as it is becomes the baseline that `make lint` compares with
+	$(if $(BREAKING),,$(BIN)/buf breaking protos --against protos/baseline.binpb)
+	$(BIN)/buf build protos --exclude-source-info --as-file-descriptor-set -o protos/baseline.binpb
 
 bench: setup  ## plain against speculative through the real services
 	$(BIN)/outrider bench
