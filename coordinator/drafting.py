@@ -13,6 +13,7 @@ from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
 from outrider.errors import OutriderError, Unavailable
+from outrider.results import DraftRounds
 from outrider.serving.messages import DraftOpening, Verdict
 from outrider.serving.session_calls import SealedProposal
 
@@ -64,6 +65,9 @@ class DraftPool(Protocol):
 
     def proposal_ms(self, link: DraftLink) -> WaitLimit:
         """Per drafted token plus one, of this worker."""
+
+    def count_round(self, link: DraftLink, round: DraftRounds) -> None:
+        """A round that asked this worker: the worker's are added up."""
 
 
 class DraftSide:
@@ -162,6 +166,14 @@ class DraftSide:
         """How the target found the first `num_drafts` drafts, the worker's: it will be told with the next message."""
         if self._link is not None and num_drafts and not verdict.proposal_fault:
             self._link.judged = Judged(verdict.header.prefix_hash, verdict.soft_acceptances[:num_drafts])
+
+    def count(self, drafted: Drafted, num_drafts: int, num_accepted: int, round_ms: float) -> None:
+        """A round that asked the worker, once it is over; `num_drafts` of its drafts were verified. One that lost the
+        worker is counted as a failure, not here."""
+        if self._link is not None:
+            wait_ms = drafted.wait_ms + (0.0 if drafted.ahead == HIT else drafted.proposal.queue_us / 1000)
+            num_accepted = min(num_accepted, num_drafts)
+            self._pool.count_round(self._link, DraftRounds(1, round_ms, wait_ms, num_drafts, num_accepted))
 
     async def foretold(self) -> Foretold:
         """The likeliest outcome of the round that is being verified, once the worker has told it. May be cancelled;

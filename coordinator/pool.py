@@ -24,6 +24,7 @@ from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink
 from outrider.errors import Aborted
+from outrider.results import DraftRounds
 from outrider.serving import session_calls as wire
 from outrider.settings import CoordinatorSettings
 
@@ -118,6 +119,11 @@ class SessionPool:
 
     def proposal_ms(self, link: DraftLink) -> Median:
         return self._sessions[link].proposal_ms
+
+    def count_round(self, link: DraftLink, round: DraftRounds) -> None:
+        worker, known = self._sessions[link], self._sessions[link].draft_rounds
+        sums = {name: getattr(known, name) + getattr(round, name) for name in DraftRounds.__dataclass_fields__}
+        worker.draft_rounds = DraftRounds(**sums)
 
     @property
     def num_sessions(self) -> int:

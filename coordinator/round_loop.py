@@ -171,6 +171,8 @@ class RoundLoop:
         reason = "draft-late" if drafted.wait_ms and local_drafter else choice.reason
         by = Drafting(choice.drafter, reason, local_drafter, num_local, choice.expected_tokens_per_s, round_ms)
         num_accepted = self._commit(timed, choice, round_ms, drafted, by)
+        if choice.drafter not in ("", local_drafter):
+            self._draft.count(drafted, verdict.num_draft_tokens - num_local, num_accepted, round_ms)
         if choice.price is not None:
             self._draft.judge(verdict, verdict.num_draft_tokens - num_local)
         if drafted.ahead in (HIT, LATE):  # it is as long as it was wanted to be a round ago

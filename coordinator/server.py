@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import re
 import time
@@ -170,6 +171,7 @@ class GenerationServicer:
             detail=detail,
             num_sessions=worker.num_sessions,
             network_ms=worker.network.value(),
+            draft_rounds=pb.DraftRounds(**dataclasses.asdict(worker.draft_rounds)),
         )
         if (description := worker.description) is not None:
             status.model = description.model.model

@@ -204,6 +204,7 @@ class Client:
                 capacity=read(results.Capacity, worker.capacity),
                 numerics=read(results.Numerics, worker.numerics, environment=dict(worker.numerics.environment)),
                 cache_counters=read(results.CacheCounters, worker.cache_counters),
+                draft_rounds=read(results.DraftRounds, worker.draft_rounds),
             )
             for worker in reply.workers
         )

@@ -385,6 +385,21 @@ class CacheCounters:
     num_copied_blocks: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DraftRounds:
+    """Rounds of one coordinator's streams that asked a draft worker for drafts, since the coordinator knows it.
+
+    round_ms: what they took. wait_ms: of it, waiting for the worker's turn to come, and for drafts that did not come in
+    time. Drafts are counted as verified.
+    """
+
+    num_rounds: int = 0
+    round_ms: float = 0.0
+    wait_ms: float = 0.0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+
+
 TREE_SUFFIX = "-tree"
 """After the name of a drafter inside a target: its trees."""
 
@@ -440,6 +455,7 @@ class Worker:
     dtype: str
     numerics: Numerics
     cache_counters: CacheCounters
+    draft_rounds: DraftRounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import grpc
 from coordinator.gamma.median import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
+from outrider.results import DraftRounds
 from outrider.serving.channel import open_channel
 from outrider.serving.worker_calls import WorkerDescription, describe, is_serving, watch_serving
 
@@ -45,6 +46,8 @@ class WorkerRecord:
         self.text: TextTools | None = None
         self.network = Median()
         self.proposal_ms = Median()
+        self.draft_rounds = DraftRounds()
+        """Of our streams."""
         self.answers = False
         self.detail = "not reached yet"
         self.first_probe = asyncio.Event()

@@ -522,7 +522,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., models: _Optional[_Iterable[str]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: _Optional[bool] = ..., model_aliases: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype", "numerics", "cache_counters")
+    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype", "numerics", "cache_counters", "draft_rounds")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +537,7 @@ class WorkerStatus(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     CACHE_COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     role: _worker_pb2.WorkerRole
     address: str
     model: str
@@ -551,7 +552,22 @@ class WorkerStatus(_message.Message):
     dtype: str
     numerics: _worker_pb2.Numerics
     cache_counters: _worker_pb2.CacheCounters
-    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics: _Optional[_Union[_worker_pb2.Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[_worker_pb2.CacheCounters, _Mapping]] = ...) -> None: ...
+    draft_rounds: DraftRounds
+    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics: _Optional[_Union[_worker_pb2.Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[_worker_pb2.CacheCounters, _Mapping]] = ..., draft_rounds: _Optional[_Union[DraftRounds, _Mapping]] = ...) -> None: ...
+
+class DraftRounds(_message.Message):
+    __slots__ = ("num_rounds", "round_ms", "wait_ms", "num_draft_tokens", "num_accepted_draft_tokens")
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_rounds: int
+    round_ms: float
+    wait_ms: float
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    def __init__(self, num_rounds: _Optional[int] = ..., round_ms: _Optional[float] = ..., wait_ms: _Optional[float] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat")
