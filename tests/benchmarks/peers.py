@@ -6,8 +6,9 @@ best γ of a few counts. Our draft and target worker are processes of their own,
 The last line of stdout is one JSON object; a peer that is absent gives null, and a line above says why.
 
 Variables: TARGET, DRAFT (both or neither), PROMPTS (a JSONL file, a number, or FILE:NUMBER), PEER_PYTHON (a Python that
-has vLLM), MAX_TOKENS, DTYPE, DRAFT_WEIGHT_DTYPE (of our draft worker: auto or int8), GAMMAS (of transformers, comma
-separated), VLLM_GAMMAS (of vLLM, which starts anew for each, for minutes: give several to know its best one).
+has vLLM), MAX_TOKENS, DTYPE, DRAFT_WEIGHT_DTYPE (of our draft worker: auto, int8 or int4), DRAFT_VOCAB (its ids, a file
+of `outrider draft-vocab`), GAMMAS (of transformers, comma separated), VLLM_GAMMAS (of vLLM, which starts anew for each,
+for minutes: give several to know its best one).
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ def main() -> None:
         dtype = text("DTYPE", "auto" if target.startswith("toy:") else "bfloat16")
         max_tokens = number("MAX_TOKENS", 96)
         gammas = {"transformers": whole_numbers("GAMMAS", "2,3,5"), "vllm": whole_numbers("VLLM_GAMMAS", "3")}
-        draft_worker = DraftWorkerSettings(weight_dtype=text("DRAFT_WEIGHT_DTYPE", "auto"))  # type: ignore[arg-type]
+        draft_worker = DraftWorkerSettings(
+            weight_dtype=text("DRAFT_WEIGHT_DTYPE", "auto"),  # type: ignore[arg-type]
+            draft_vocab=text("DRAFT_VOCAB"),
+        )
         paths = [prepare(model) for model in (target, draft)]
         settings = TargetWorkerSettings(model=paths[0], dtype=dtype)  # type: ignore[arg-type]
         ours = asyncio.run(run_ours(settings, paths[1], draft_worker, spread(texts, count), max_tokens))
@@ -89,7 +93,7 @@ async def run_ours(
     # a toy reads no weights: its figure is not used, so it need not be good
     num_bytes = 1 << 20 if settings.model.startswith("toy:") else NUM_BYTES
     bytes_per_s = await asyncio.to_thread(read_bandwidth, num_bytes)
-    worker = {"weight_dtype": draft_worker.weight_dtype}
+    worker = {"weight_dtype": draft_worker.weight_dtype, "draft_vocab": draft_worker.draft_vocab}
     async with bench_services(settings, draft, common, speculation, draft_worker=worker) as bench:
         runs: dict[tuple[int, float], list[Timed]] = {}
         asked = bench.prompts(Cell("mixed", 0.0, tuple(texts)))
