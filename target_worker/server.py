@@ -19,8 +19,10 @@ from outrider.serving.worker_stream import WorkerStream
 from outrider.settings import TargetWorkerSettings
 from outrider.v1 import common_pb2, target_pb2, worker_pb2
 from target_worker.heads import Heads
+from target_worker.prompt_pass import TellPrompt
 from target_worker.sent_features import in_messages
 from target_worker.session import TargetSession
+from target_worker.suspects import Suspects
 
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"]
 DECODE_BACKLOG = 256
@@ -57,6 +59,7 @@ class TargetServicer:
     def __init__(self, worker: Worker, heads: Heads) -> None:
         self._worker = worker
         self._heads = heads
+        self._suspects = Suspects()
 
     async def Session(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Response]:
         settings = self._worker.settings
@@ -65,15 +68,19 @@ class TargetServicer:
             heartbeat_ms=settings.heartbeat_ms,
             idle_lease_s=settings.session_idle_lease_s,
         )
-        async for response in serve_session(stream, requests, _TargetStream(self._worker, self._heads, stream).drive):
+        target = _TargetStream(self._worker, self._heads, stream, self._suspects)
+        async for response in serve_session(stream, requests, target.drive):
             yield response
 
 
 class _TargetStream(WorkerStream[TargetSession]):
     """Sessions of a target."""
 
-    def __init__(self, worker: Worker, heads: Heads, stream: SessionStream[Request, Response]) -> None:
+    def __init__(
+        self, worker: Worker, heads: Heads, stream: SessionStream[Request, Response], suspects: Suspects
+    ) -> None:
         super().__init__(worker, stream)
+        self._turn = suspects.turn()
         self._heads = heads
         self._engine = worker.engine
         self._sequence: Any = None
@@ -86,10 +93,15 @@ class _TargetStream(WorkerStream[TargetSession]):
                 await self._verify(request.verify)
             case "decode":
                 await self._decode(request.decode)
+            case "ingest":
+                header, committed_ids = _prefix(request.ingest)
+                self._send_ready(await self._run(self._opened().ingest(header, committed_ids)))
             case "stop":
                 pass  # whatever it was to end has ended already
             case _:
-                raise InvalidArgument("the message is none of open, verify, decode, stop, heartbeat", field="message")
+                raise InvalidArgument(
+                    "the message is none of open, verify, decode, ingest, stop, heartbeat", field="message"
+                )
 
     def _out_of_step(self, header: Header) -> Response:
         return Response(out_of_step=common_pb2.OutOfStep(header=convert.header_to_pb(header)))
@@ -116,8 +128,11 @@ class _TargetStream(WorkerStream[TargetSession]):
                 session.reserved_length, tenant=opening.tenant, priority=opening.priority
             )
             self._session = session
-            tell_prompt = partial(_post, asyncio.get_running_loop(), self._send_prompt_logprobs)
-            self._send_verdict(await self._engine.run(session.open(tell_prompt)))
+            if not opening.deferred:
+                self._send_verdict(await self._engine.run(session.open(self._tell_prompt)))
+            elif opening.num_suspect_tokens:
+                await self._turn.take(opening.num_suspect_tokens)
+                self._send_ready(session.log.header)
 
     async def _verify(self, message: target_pb2.TargetVerify) -> None:
         session = self._opened()
@@ -142,10 +157,12 @@ class _TargetStream(WorkerStream[TargetSession]):
             tree_parents=tuple(parent - 1 for parent in message.tree_parents),
             features_start=_features_start(message),
             expected_token_id=message.expected_token_id if message.HasField("expected_token_id") else None,
+            tell_prompt=self._tell_prompt,
         )
         verdict = await self._run(program)
         if verdict is not None:
             self._send_verdict(verdict)
+            self._turn.end()
 
     async def _decode(self, message: target_pb2.TargetDecode) -> None:
         """Runs a decode until its credit is used or another message comes, which is left for `drive`."""
@@ -168,6 +185,7 @@ class _TargetStream(WorkerStream[TargetSession]):
             await asyncio.wait({decoding, arrival}, return_when=asyncio.FIRST_COMPLETED)
             session.stop_decoding()
             await decoding
+            self._turn.end()
         finally:
             for task in (decoding, arrival):
                 task.cancel()
@@ -181,6 +199,13 @@ class _TargetStream(WorkerStream[TargetSession]):
         if self._stream.num_queued > DECODE_BACKLOG:
             session.stop_decoding()
 
+    @property
+    def _tell_prompt(self) -> TellPrompt:
+        return partial(_post, asyncio.get_running_loop(), self._send_prompt_logprobs)
+
+    def _send_ready(self, header: Header) -> None:
+        self._stream.send(Response(ready=target_pb2.TargetReady(header=convert.header_to_pb(header))))
+
     def _send_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         self._stream.send(Response(prompt_logprobs=convert.prompt_logprobs_to_pb(first_position, logprobs)))
 
@@ -191,8 +216,10 @@ class _TargetStream(WorkerStream[TargetSession]):
             self._stream.send(Response(features=convert.feature_rows_to_pb(features)))
         verdict = dataclasses.replace(verdict, features=last) if before else verdict
         self._stream.send(Response(verdict=convert.verdict_to_pb(verdict)))
+        self._turn.decided(len(verdict.committed_ids))
 
     def _free(self) -> None:
+        self._turn.end()
         if self._session is not None:
             self._session.close()
         self._session = None

@@ -25,6 +25,9 @@ from target_worker.prompt_pass import TellPrompt, compute_prompt, logprobs
 from target_worker.sent_features import SentFeatures
 from target_worker.tree_acceptance import TreeOutcome, verify_tree
 
+INGESTED_ROWS = 128
+"""Of a prefix that nobody waits for, computed in one pass: a question that comes meanwhile waits no longer."""
+
 
 class TargetSession:
     """One epoch of one stream. Its programs run one at a time; `sequence` must be set before the first.
@@ -98,6 +101,7 @@ class TargetSession:
         tree_parents: Sequence[int] = (),
         features_start: int | None = None,
         expected_token_id: int | None = None,
+        tell_prompt: TellPrompt | None = None,
     ) -> Program[Verdict | None]:
         """Checks a proposal for the prefix that `header` names. None: the message is stale, and dropped.
 
@@ -106,6 +110,7 @@ class TargetSession:
         `drafter` (empty: its first) makes `num_draft_tokens`, as a tree of shape `tree_parents` if one is given.
         `features_start`: the verdict carries features from there on, sent before or not. `expected_token_id`: of a
         pipelined verify, the last committed id that it counts on: it is stale, and counted, unless the log ends so now.
+        `tell_prompt`: as in `open`, of an opening that was deferred.
         Raises OutOfStep; InvalidArgument where there is no such drafter or tree of it, so many drafts were not
         announced, or no features.
         """
@@ -122,6 +127,8 @@ class TargetSession:
             return self._last
         self._catch_up(header, committed_ids)
         self._sent.send_from(features_start)
+        if self._last is None and self._num_prompt_top is not None and tell_prompt is not None:
+            return (yield from self.open(tell_prompt))
         self.counters.num_verifies += 1
         try:
             if fault:
@@ -163,6 +170,14 @@ class TargetSession:
         asked = (drafter, num_draft_tokens, tree_parents)
         return self._decode(header, committed_ids, credit_tokens, emit, asked, features_start)
 
+    def ingest(self, header: Header, committed_ids: Sequence[int] = ()) -> Program[Header]:
+        """Computes the prefix that `header` names, but its last token, whenever there is nothing else to compute. A
+        session that is opened with this prefix finds it in the cache. Raises OutOfStep."""
+        if not self._is_stale(header):
+            self._catch_up(header, committed_ids)
+            yield from self._compute_prefix(INGESTED_ROWS, background=True)
+        return self.log.header
+
     def close(self) -> None:
         """What its drafters hold is given back; the sequence is its maker's to close. Any thread."""
         self._own.close()
@@ -197,10 +212,21 @@ class TargetSession:
         """A round over drafts of the worker's own; a plain one where nothing is wanted or drafted."""
         own = NOTHING_DRAFTED
         if num_draft_tokens:
+            if not self.sequence.token_ids:  # the opening was deferred: drafters read what an earlier pass left
+                yield from self._compute_prefix(len(self.log.ids))
             own = yield from self._own.draft(drafter, num_draft_tokens, self.sequence, tree_parents)
         proposal = self._shorten(own.proposal)
         own = dataclasses.replace(own, proposal=proposal)
         return (yield from self._round(proposal, time.perf_counter_ns(), own.fault, own))
+
+    def _compute_prefix(self, num_rows: int, *, background: bool = False) -> Program[None]:
+        """All committed tokens but the last, so many rows at a time."""
+        sequence, ids = self.sequence, self.log.ids
+        while len(sequence.token_ids) < len(ids) - 1:
+            start = len(sequence.token_ids)
+            end = min(start + num_rows, len(ids) - 1)
+            sequence.committed_length = end
+            yield Forward(sequence, ids[start:end], num_logits=0, background=background)
 
     def _round(
         self, proposal: Proposal, started_ns: int, fault: str = "", own: OwnDraft = NOTHING_DRAFTED

@@ -77,6 +77,8 @@ def check_target_opening(
             f"and committed_ids hold {num_tokens} tokens, the context of {context_length} has no room for one more: "
             "shorten the prompt",
         )
+    if opening.num_suspect_tokens and not opening.deferred:
+        raise refuse("num_suspect_tokens", f"is {opening.num_suspect_tokens}: a suspect's opening must be deferred")
     if opening.max_draft_tokens > max_draft_tokens:
         raise refuse("max_draft_tokens", f"is {opening.max_draft_tokens}, this worker allows {max_draft_tokens}")
     if opening.top_logprobs > MAX_TOP_LOGPROBS:

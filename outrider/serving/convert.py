@@ -247,6 +247,8 @@ def target_open_to_pb(opening: TargetOpening) -> target_pb2.TargetOpen:
         priority=opening.priority,
         prompt_logprobs=opening.prompt_logprobs,
         features_start=opening.features_start,
+        deferred=opening.deferred,
+        num_suspect_tokens=opening.num_suspect_tokens,
     )
 
 
@@ -259,6 +261,8 @@ def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
         priority=message.priority,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         features_start=message.features_start,
+        deferred=message.deferred,
+        num_suspect_tokens=message.num_suspect_tokens,
     )
 
 

@@ -103,7 +103,8 @@ class DraftOpening(Opening):
 class TargetOpening(Opening):
     """Opens a target session. `max_draft_tokens`: drafts that one round may carry. `prompt_logprobs`: alternatives to
     tell for each prompt token; None: no prompt logprobs at all. `features_start`: first position whose features are
-    wanted."""
+    wanted. `deferred`: no token is wanted before a question comes. `num_suspect_tokens`: until so many are decided no
+    other suspect is computed beside this stream; 0: it is none."""
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -111,6 +112,8 @@ class TargetOpening(Opening):
     priority: int = 0
     prompt_logprobs: int | None = None
     features_start: int = 0
+    deferred: bool = False
+    num_suspect_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,13 @@ class Lagging:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """The target's session stands at this prefix: a suspect's turn has come, or what was to be ingested is computed."""
+
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     """A heartbeat."""
 
@@ -311,12 +318,19 @@ def features_from(question: Any, start: int | None) -> Any:
     return question
 
 
+def target_ingest(header: Header, committed_ids: Sequence[int]) -> Any:
+    """`committed_ids`: the last ids of the header's prefix, as far as the worker lacks them."""
+    return target_pb2.TargetServiceSessionRequest(
+        ingest=target_pb2.TargetIngest(header=convert.header_to_pb(header), committed_ids=committed_ids)
+    )
+
+
 def target_stop() -> Any:
     """Ends a running `decode` with the token in flight."""
     return target_pb2.TargetServiceSessionRequest(stop=target_pb2.TargetStop())
 
 
-def read_target(message: Any) -> Verdict | SealedPromptLogprobs | FeatureRows | Lagging | Alive:
+def read_target(message: Any) -> Verdict | SealedPromptLogprobs | FeatureRows | Lagging | Ready | Alive:
     """Raises ValueError on an origin or finish reason that this version does not know."""
     match message.WhichOneof("message"):
         case "verdict":
@@ -328,4 +342,6 @@ def read_target(message: Any) -> Verdict | SealedPromptLogprobs | FeatureRows | 
             return convert.feature_rows_from_pb(message.features)
         case "out_of_step":
             return Lagging(convert.header_from_pb(message.out_of_step.header))
+        case "ready":
+            return Ready(convert.header_from_pb(message.ready.header))
     return Alive()

@@ -8,35 +8,39 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TargetServiceSessionRequest(_message.Message):
-    __slots__ = ("open", "verify", "decode", "stop", "heartbeat")
+    __slots__ = ("open", "verify", "decode", "stop", "heartbeat", "ingest")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    INGEST_FIELD_NUMBER: _ClassVar[int]
     open: TargetOpen
     verify: TargetVerify
     decode: TargetDecode
     stop: TargetStop
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, open: _Optional[_Union[TargetOpen, _Mapping]] = ..., verify: _Optional[_Union[TargetVerify, _Mapping]] = ..., decode: _Optional[_Union[TargetDecode, _Mapping]] = ..., stop: _Optional[_Union[TargetStop, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    ingest: TargetIngest
+    def __init__(self, open: _Optional[_Union[TargetOpen, _Mapping]] = ..., verify: _Optional[_Union[TargetVerify, _Mapping]] = ..., decode: _Optional[_Union[TargetDecode, _Mapping]] = ..., stop: _Optional[_Union[TargetStop, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., ingest: _Optional[_Union[TargetIngest, _Mapping]] = ...) -> None: ...
 
 class TargetServiceSessionResponse(_message.Message):
-    __slots__ = ("verdict", "out_of_step", "heartbeat", "prompt_logprobs", "features")
+    __slots__ = ("verdict", "out_of_step", "heartbeat", "prompt_logprobs", "features", "ready")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_STEP_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     out_of_step: _common_pb2.OutOfStep
     heartbeat: _common_pb2.Heartbeat
     prompt_logprobs: _common_pb2.PromptLogprobs
     features: _common_pb2.FeatureRows
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureRows, _Mapping]] = ...) -> None: ...
+    ready: TargetReady
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureRows, _Mapping]] = ..., ready: _Optional[_Union[TargetReady, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs", "features_start")
+    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs", "features_start", "deferred", "num_suspect_tokens")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +55,8 @@ class TargetOpen(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SUSPECT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -65,7 +71,23 @@ class TargetOpen(_message.Message):
     priority: int
     prompt_logprobs: int
     features_start: int
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
+    deferred: bool
+    num_suspect_tokens: int
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ..., deferred: _Optional[bool] = ..., num_suspect_tokens: _Optional[int] = ...) -> None: ...
+
+class TargetIngest(_message.Message):
+    __slots__ = ("header", "committed_ids")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    header: _common_pb2.SessionHeader
+    committed_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TargetReady(_message.Message):
+    __slots__ = ("header",)
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    header: _common_pb2.SessionHeader
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ...) -> None: ...
 
 class TargetVerify(_message.Message):
     __slots__ = ("header", "committed_ids", "proposal", "expected_token_id", "drafter", "num_draft_tokens", "features_start", "tree_parents")

@@ -1,0 +1,50 @@
+"""One suspect at a time.
+
+A stream that was being computed when a target worker died may have killed it, and would kill the next one too. All
+streams of that worker come together to another one, and if that died as well nobody could tell which of them it was.
+So of streams that their coordinators suspect one alone is computed here until it has a few tokens; the others wait,
+while streams that nobody suspects go on beside it. If this worker dies then, that one stream is known to be the cause,
+to whichever coordinator it belongs. It costs the others the time of one prefill and a few passes each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Suspects:
+    """Of one worker, on its event loop."""
+
+    def __init__(self) -> None:
+        self._alone = asyncio.Lock()
+
+    def turn(self) -> Turn:
+        """For one session."""
+        return Turn(self._alone)
+
+
+class Turn:
+    """A session's time alone among suspects; none unless it is taken."""
+
+    def __init__(self, alone: asyncio.Lock) -> None:
+        self._alone = alone
+        self._num_tokens_left = 0
+
+    async def take(self, num_tokens: int) -> None:
+        """Waits for it. It lasts for so many tokens, at least 1, or until `end`; one that lasts is taken anew."""
+        if not self._num_tokens_left:
+            await self._alone.acquire()
+        self._num_tokens_left = num_tokens
+
+    def decided(self, num_tokens: int) -> None:
+        """So many tokens more stand: the session is cleared with the last of its turn."""
+        if 0 < self._num_tokens_left <= num_tokens:
+            self.end()
+        elif self._num_tokens_left:
+            self._num_tokens_left -= num_tokens
+
+    def end(self) -> None:
+        """Harmless when repeated, or when it was never taken."""
+        if self._num_tokens_left:
+            self._num_tokens_left = 0
+            self._alone.release()
