@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from coordinator.admission import Admission
 from coordinator.drafting import DraftSide
@@ -46,7 +47,14 @@ class Generation:
         deadline = asyncio.get_running_loop().time() + limit_s
         streams = [Stream(request, choice, codec, deadline=deadline) for choice in range(request.num_choices)]
         keep_step = self.traces.begin(request.tenant, request.request_id, request.num_choices)
-        ticket = self._admission.enter(request.num_choices, request.priority)
+        ticket = self._admission.enter(
+            request.num_choices,
+            request.priority,
+            tenant=request.tenant,
+            model=request.model,
+            num_tokens=request.num_cached_tokens,
+            time_left_s=limit_s,
+        )
         tasks: list[asyncio.Task[None]] = []
         try:
             yield Started(
@@ -60,7 +68,11 @@ class Generation:
                 max_speculative_tokens=request.max_draft_tokens,
                 drafter=request.drafter or AUTO,
             )
-            outbox = Outbox(self._settings.emit_buffer_chunks)
+            outbox = Outbox(
+                self._settings.emit_buffer_chunks,
+                max_pause_s=self._settings.max_client_pause_s,
+                on_end=partial(self._admission.finish, ticket),
+            )
             async with asyncio.timeout_at(deadline):
                 await ticket.admitted
             tasks = [asyncio.create_task(self._run(stream, outbox, arrived, deadline, keep_step)) for stream in streams]

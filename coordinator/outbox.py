@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
+from outrider.errors import Aborted
 from outrider.results import Chunk
 from outrider.serving.events import ServerEvent
 from outrider.serving.session_calls import SealedPromptLogprobs
@@ -14,8 +15,14 @@ from outrider.serving.session_calls import SealedPromptLogprobs
 class Outbox:
     """One request's events, all its streams' merged in order."""
 
-    def __init__(self, room_chunks: int) -> None:
+    def __init__(
+        self, room_chunks: int, *, max_pause_s: float | None = None, on_end: Callable[[], object] = lambda: None
+    ) -> None:
+        """max_pause_s: a client that takes nothing for so long has its request ended; None: never. on_end: called once
+        all streams have left, which may be long before their client has read everything."""
         self._room_chunks = room_chunks
+        self._max_pause_s = max_pause_s
+        self._on_end = on_end
         self._events: deque[ServerEvent] = deque()
         self._waiting_chunks: dict[int, int] = {}
         self._changed = asyncio.Event()
@@ -34,14 +41,19 @@ class Outbox:
         """A stream has put its last event."""
         self._num_open -= 1
         self._changed.set()
+        if not self._num_open:
+            self._on_end()
 
     def fail(self) -> None:
-        """A stream failed: `events` ends, whatever is left."""
+        """A stream failed: `events` ends, and what is left is dropped."""
         self._failed = True
+        self._events.clear()
         self._changed.set()
 
     def put(self, event: ServerEvent) -> None:
         """Never waits: call `room` first."""
+        if self._failed:
+            return
         if isinstance(event, Chunk):
             self._waiting_chunks[event.index] += 1
         elif isinstance(event, SealedPromptLogprobs):
@@ -50,10 +62,18 @@ class Outbox:
         self._changed.set()
 
     async def room(self, index: int) -> int:
-        """Chunks that this stream may put; waits until there is one."""
+        """Chunks that this stream may put; waits until there is one. Raises Aborted when the client does not read."""
         while (room := self._room_chunks - self._waiting_chunks[index]) <= 0:
             self._taken.clear()
-            await self._taken.wait()
+            try:
+                async with asyncio.timeout(self._max_pause_s):
+                    await self._taken.wait()
+            except TimeoutError:
+                raise Aborted(
+                    f"the client has read nothing for {self._max_pause_s:g} s; resume with resume_token_ids",
+                    reason="CLIENT_STALLED",
+                    retry_delay_s=0.0,
+                ) from None
         return room
 
     async def events(self) -> AsyncIterator[ServerEvent]:

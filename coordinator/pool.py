@@ -36,6 +36,8 @@ class SessionPool:
         self._directory = directory
         self._settings = settings
         self._sessions: dict[TargetLink | DraftLink, WorkerRecord] = {}
+        self._promised_to: dict[TargetLink | DraftLink, int] = {}
+        """Blocks that targets have to promise to sessions."""
         self._estimates = SharedEstimates()
         self._memory = LocalMemory(settings)
         self._prefixes = PrefixMemory()
@@ -87,7 +89,8 @@ class SessionPool:
         states, reads = "", stream.features.read_states
         if request.max_draft_tokens:
             states = self._directory.wanted_features(request.model, worker, request.drafter, reads)
-        return self._enlist(TargetLink(peer, worker.address, stream.log, stream.features, states), worker)
+        num_blocks = self._promised_blocks(stream, worker)
+        return self._enlist(TargetLink(peer, worker.address, stream.log, stream.features, states), worker, num_blocks)
 
     def connect_draft(self, stream: Stream) -> DraftLink | None:
         request = stream.request
@@ -106,6 +109,7 @@ class SessionPool:
         if worker is None:
             return
         worker.num_sessions -= 1
+        worker.num_promised_blocks -= self._promised_to.pop(link, 0)
         if error is not None and getattr(error, "status", "") == "UNAVAILABLE" and not isinstance(error, Aborted):
             worker.suspect()
 
@@ -135,10 +139,17 @@ class SessionPool:
             if worker.description is not None:
                 tell(shared, worker.description, num_context_tokens=len(request.prompt_ids))
 
-    def _enlist(self, link: Any, worker: WorkerRecord) -> Any:
+    def _enlist(self, link: Any, worker: WorkerRecord, num_blocks: int = 0) -> Any:
         self._sessions[link] = worker
+        self._promised_to[link] = num_blocks
         worker.num_sessions += 1
+        worker.num_promised_blocks += num_blocks
         return link
+
+    @staticmethod
+    def _promised_blocks(stream: Stream, worker: WorkerRecord) -> int:
+        limits = worker.limits()
+        return limits.promised(stream.request.num_cached_tokens) // limits.block_size if limits is not None else 0
 
     def _timeout_s(self, stream: Stream) -> float | None:
         if stream.deadline is None:

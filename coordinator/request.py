@@ -73,6 +73,11 @@ class ResolvedRequest:
         return self.sampling.decides_by_match or self.has_fresh_seed
 
     @property
+    def num_cached_tokens(self) -> int:
+        """That a target holds of one stream at most: its last token is never computed."""
+        return len(self.prompt_ids) + self.stopping.max_tokens - 1
+
+    @property
     def max_draft_tokens(self) -> int:
         """Drafts that one round may carry."""
         fixed = self.num_speculative_tokens

@@ -60,7 +60,7 @@ class GenerationServicer:
         self._settings = settings
         self._directory = directory
         self._server = server
-        self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests)
+        self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests, directory.limits)
         self._metrics = CoordinatorMetrics(registry, self._admission, directory)
         self._generation = Generation(SessionPool(directory, settings), self._admission, self._metrics, settings)
         self._started = time.monotonic()
@@ -74,7 +74,8 @@ class GenerationServicer:
         with self._metrics.request() as counted:
             model = self._directory.model(request.model)
             counted.model = model.name
-            resolved = await self._resolve(request, model, request_id, tenant)
+            with self._admission.arriving(tenant):
+                resolved = await self._resolve(request, model, request_id, tenant)
             counted.num_open = resolved.num_choices
             self._directory.pick_target(model.name, resolved.model_fingerprint)
             time_left_s = context.time_remaining()
@@ -86,6 +87,10 @@ class GenerationServicer:
                         yield event_to_pb(event)
             except Internal as error:
                 raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error
+
+    def look_again(self) -> None:
+        """The fleet has changed, or may have."""
+        self._admission.look()
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         model = self._directory.model(request.model)
@@ -260,12 +265,10 @@ async def serve(
                 for source in sources:
                     source.start()
                 await directory.start()
-                servicers = {
-                    GENERATION.full_name: GenerationServicer(settings, directory, server, registry),
-                    FLEET.full_name: FleetServicer(settings, leases),
-                }
+                generation = GenerationServicer(settings, directory, server, registry)
+                servicers = {GENERATION.full_name: generation, FLEET.full_name: FleetServicer(settings, leases)}
                 await server.open(servicers)
-                readiness = asyncio.create_task(_tell_readiness(server, directory, changed))
+                readiness = asyncio.create_task(_follow_fleet(server, directory, changed, generation))
                 try:
                     await asyncio.sleep(0)
                     if on_ready is not None:
@@ -282,11 +285,15 @@ async def serve(
                 await directory.close()
 
 
-async def _tell_readiness(server: Server, directory: WorkerDirectory, changed: asyncio.Event) -> None:
-    """NOT_SERVING while no target worker is healthy. Looks again now and then, since leases end without a call."""
+async def _follow_fleet(
+    server: Server, directory: WorkerDirectory, changed: asyncio.Event, generation: GenerationServicer
+) -> None:
+    """NOT_SERVING while no target worker is healthy; who waits may be let in. Looks again now and then, since leases
+    end without a call, and so do other coordinators' streams."""
     while True:
         changed.clear()
         await server.set_serving(GENERATION.full_name, directory.has_healthy_target())
+        generation.look_again()
         try:
             async with asyncio.timeout(1.0):
                 await changed.wait()

@@ -332,6 +332,10 @@ class Capacity:
     num_waiting: int
     max_batch_tokens: int
     max_draft_tokens: int
+    num_promised_blocks: int = 0
+    """To open sequences for their whole lives, whether they hold them yet or not."""
+    max_promised_blocks: int = 0
+    """At once; 0: without a limit, or not told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ class CoordinatorSettings(ServerSettings):
     share_draft_cache: bool = Field(False, description="Draft from other tenants' outputs too: latency can leak them.")
     peer_timeout_s: float = Field(2.0, gt=0, description="A worker silent for this long with work outstanding is lost.")
     emit_buffer_chunks: int = Field(64, ge=1, description="Chunks waiting for a slow client before its stream pauses.")
+    max_client_pause_s: float = Field(
+        60.0, gt=0, description="A stream that is paused for a client that reads nothing for this long is ended."
+    )
     trace_steps: int = Field(
         16_384, ge=0, description="Rounds of the last requests that are kept for `outrider trace`; 0: none."
     )

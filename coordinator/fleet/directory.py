@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from coordinator.fleet.limits import Limits, together
 from coordinator.fleet.picking import Draft, Target, best_draft, best_target
 from coordinator.fleet.worker import PROBE_TIMEOUT_S, WorkerRecord
 from coordinator.model import ServedModel
@@ -157,6 +158,11 @@ class WorkerDirectory:
         elsewhere = {name for w in self._paired(model) for name in self._usable(w, model)}
         inside = dict.fromkeys(name for w in self._serving(model) for name in _target_drafters(w))
         return tuple(name for name in inside if name not in elsewhere)
+
+    def limits(self, model: str) -> Limits | None:
+        """What its healthy targets can take of our streams; None: there is none now, and nothing is known."""
+        told = (worker.limits() for worker in self._serving(model) if self.health(worker)[0])
+        return together(limits for limits in told if limits is not None)
 
     def has_healthy_target(self) -> bool:
         return any(self.health(w)[0] for w in self._of_role(TARGET))

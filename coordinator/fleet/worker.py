@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import grpc
 
+from coordinator.fleet.limits import Foreign, Limits, limits_of
 from coordinator.gamma.median import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
@@ -42,6 +43,8 @@ class WorkerRecord:
         self.num_sessions = 0
         self.num_foreign_sessions = 0
         """Of other coordinators, as of the last probe."""
+        self.num_promised_blocks = 0
+        """To our sessions, as we count them."""
         self.description: WorkerDescription | None = None
         self.text: TextTools | None = None
         self.network = Median()
@@ -52,6 +55,7 @@ class WorkerRecord:
         self.detail = "not reached yet"
         self.first_probe = asyncio.Event()
         self.channel: grpc.aio.Channel = open_channel(address)
+        self._foreign = Foreign()
         self._on_change = on_change
         self._kicked = asyncio.Event()
         self._says_no = False
@@ -69,6 +73,19 @@ class WorkerRecord:
     def load(self) -> int:
         """Streams on it, of all coordinators."""
         return self.num_sessions + self.num_foreign_sessions
+
+    def limits(self) -> Limits | None:
+        """Of our streams there, as a target; None: it has told nothing yet."""
+        if self.description is None:
+            return None
+        capacity = self.description.capacity
+        return limits_of(
+            num_rows=capacity.max_batch_tokens,
+            num_foreign_streams=self._foreign.num_streams,
+            max_blocks=capacity.max_promised_blocks,
+            num_foreign_blocks=self._foreign.num_blocks,
+            block_size=capacity.block_size,
+        )
 
     def suspect(self) -> None:
         """A stream lost this worker: no new ones until it has answered again, which is asked at once."""
@@ -138,6 +155,8 @@ class WorkerRecord:
                 self.text = await asyncio.to_thread(build_text_tools, found.model)
             self.description = found
             self.num_foreign_sessions = max(0, found.capacity.num_sessions - self.num_sessions)
+            num_foreign_blocks = found.capacity.num_promised_blocks - self.num_promised_blocks
+            self._foreign.heard(self.num_foreign_sessions, num_foreign_blocks)
             if found.role != self.role:
                 return False, f"is a {found.role or 'nameless'} worker, listed as {self.role}"
             started = time.perf_counter()

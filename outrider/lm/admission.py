@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -112,6 +113,16 @@ class Admission:
     def num_waiting(self) -> int:
         """Opens that wait for blocks."""
         return len(self._waiters)
+
+    @property
+    def num_promised_blocks(self) -> int:
+        """To open sequences."""
+        return self._num_promised
+
+    @property
+    def max_promised_blocks(self) -> int:
+        """At once; 0: as many as are asked for."""
+        return int(self._max_promised) if math.isfinite(self._max_promised) else 0
 
     def _check_fits(self, max_length: int) -> None:
         if max_length < 1:

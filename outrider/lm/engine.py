@@ -65,6 +65,10 @@ class EngineStats:
     """Sequences whose blocks were taken between their forwards."""
     num_layer_rows: int = 0
     """Rows of passes, each times the layers that it ran through; 0 where the model does not count them."""
+    num_promised_blocks: int = 0
+    """To open sequences for their whole lives, whether they hold them yet or not."""
+    max_promised_blocks: int = 0
+    """At once; 0: as many as are asked for."""
 
 
 class Engine:
@@ -198,6 +202,8 @@ class Engine:
                 num_preemptions=self._placement.num_preemptions,
                 num_idle_evictions=self._placement.num_idle_evictions,
                 num_layer_rows=getattr(self.model, "num_layer_rows", 0),
+                num_promised_blocks=self._admission.num_promised_blocks,
+                max_promised_blocks=self._admission.max_promised_blocks,
             )
 
     def check_integrity(self, sequences: list[Sequence]) -> None:

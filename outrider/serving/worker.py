@@ -74,6 +74,8 @@ class Worker:
             num_waiting=stats.num_waiting,
             max_batch_tokens=self.settings.max_batch_tokens,
             max_draft_tokens=self.settings.max_draft_tokens,
+            num_promised_blocks=stats.num_promised_blocks,
+            max_promised_blocks=stats.max_promised_blocks,
         )
 
     def cache_counters(self) -> CacheCounters:

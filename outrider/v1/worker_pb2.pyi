@@ -211,7 +211,7 @@ class GenerationDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class WorkerCapacity(_message.Message):
-    __slots__ = ("num_blocks", "block_size", "num_free_blocks", "num_sessions", "num_waiting", "max_batch_tokens", "max_draft_tokens")
+    __slots__ = ("num_blocks", "block_size", "num_free_blocks", "num_sessions", "num_waiting", "max_batch_tokens", "max_draft_tokens", "num_promised_blocks", "max_promised_blocks")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,8 @@ class WorkerCapacity(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: int
     block_size: int
     num_free_blocks: int
@@ -226,7 +228,9 @@ class WorkerCapacity(_message.Message):
     num_waiting: int
     max_batch_tokens: int
     max_draft_tokens: int
-    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_sessions: _Optional[int] = ..., num_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    num_promised_blocks: int
+    max_promised_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_sessions: _Optional[int] = ..., num_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., max_promised_blocks: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("role", "address", "model_fingerprint", "tokenizer_fingerprint", "incarnation", "capacity")
