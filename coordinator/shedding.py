@@ -25,26 +25,27 @@ class ServiceTimes:
 
     def __init__(self, now: float) -> None:
         """now: seconds of a clock that never goes back, here and below."""
-        self._taken_s = 0.0
+        self._taken_s = self._since_end_s = 0.0
         self._num_ends = 0.0
         self._num_running = 0
         self._last = now
 
     def runs(self, num_running: int, now: float) -> None:
         """So many places are taken from now on."""
-        self._taken_s += self._num_running * (now - self._last)
+        self._since_end_s += self._num_running * (now - self._last)
         self._num_running, self._last = num_running, now
 
     def ended(self, num_streams: int) -> None:
         """So many streams have come to their end: tell `runs` first."""
         for _ in range(num_streams):
             keep = 1 - 1 / MEMORY_ENDS
-            self._taken_s, self._num_ends = self._taken_s * keep, self._num_ends * keep + 1
+            self._taken_s, self._since_end_s = self._taken_s * keep + self._since_end_s, 0.0
+            self._num_ends = self._num_ends * keep + 1
 
     @property
     def life_s(self) -> float | None:
         """How long a stream keeps its place; None: none has ended yet."""
-        return self._taken_s / self._num_ends if self._num_ends else None
+        return (self._taken_s + self._since_end_s) / self._num_ends if self._num_ends else None
 
     def wait_s(self, num_to_end: int, num_running: int) -> float:
         """Until so many of `num_running` streams, and of those that follow in their places, have ended. 0 when nothing
