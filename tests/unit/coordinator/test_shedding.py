@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -74,7 +75,7 @@ def test_those_refused_come_back_one_after_the_other() -> None:
     returns = Returns()
     delays = [returns.delay_s("many", times, 3, 4, 10.0) for _ in range(50)]
     assert delays[0] == pytest.approx(max(3 * interval_s, MIN_RETRY_S))
-    gaps = [later - sooner for sooner, later in zip(delays, delays[1:], strict=False)]
+    gaps = [later - sooner for sooner, later in itertools.pairwise(delays)]
     assert gaps == pytest.approx([interval_s / RETURNS_PER_PLACE] * 49)
     assert returns.delay_s("one", times, 3, 4, 10.0) == pytest.approx(delays[0]), "of its tenant alone"
     assert returns.delay_s("many", times, 3, 4, 1000.0) == pytest.approx(delays[0]), "all have come by then"
