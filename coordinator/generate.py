@@ -45,7 +45,10 @@ class Generation:
             self._settings.max_request_s if time_left_s is None else min(time_left_s, self._settings.max_request_s)
         )
         deadline = asyncio.get_running_loop().time() + limit_s
-        streams = [Stream(request, choice, codec, deadline=deadline) for choice in range(request.num_choices)]
+        streams = [
+            Stream(request, choice, codec, deadline=deadline, has_client_deadline=time_left_s is not None)
+            for choice in range(request.num_choices)
+        ]
         keep_step = self.traces.begin(request.tenant, request.request_id, request.num_choices)
         ticket = self._admission.enter(
             request.num_choices,
@@ -96,7 +99,7 @@ class Generation:
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
         stream.keeps_steps |= self.traces.is_on
         meter = self._metrics.watch(stream, arrived)
-        target = TargetSide(stream, self._pool)
+        target = TargetSide(stream, self._pool, self._settings.target_wait_s)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
         loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived, keep_step)

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from coordinator.failover_families import FailoverFamilies
 from coordinator.metric_families import FALLBACKS, NO_PROPOSAL, Totals, families
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
@@ -54,6 +55,7 @@ class CoordinatorMetrics:
         self._places = places
         self._fleet = fleet
         self._latencies = _Latencies(registry)
+        self._failovers = FailoverFamilies(registry)
         self._models: dict[str, _ModelTotals] = {}
         self._failures: Tally[tuple[str, str]] = Tally()
         registry.register(Reading(self._streams))
@@ -79,7 +81,7 @@ class CoordinatorMetrics:
 
     def _model(self, name: str) -> _ModelTotals:
         if name not in self._models:
-            self._models[name] = _ModelTotals(self._latencies, name)
+            self._models[name] = _ModelTotals(self._latencies, self._failovers, name)
         return self._models[name]
 
     def _streams(self) -> Iterator[Metric]:
@@ -139,8 +141,9 @@ class _Latencies:
 class _ModelTotals(Totals):
     """With the model's children of the histograms."""
 
-    def __init__(self, latencies: _Latencies, name: str) -> None:
+    def __init__(self, latencies: _Latencies, failovers: FailoverFamilies, name: str) -> None:
         super().__init__()
+        self.failovers = failovers.of(name)
         self.queue = latencies.queue.labels(name)
         self.first_token = latencies.first_token.labels(name)
         self.between = latencies.between.labels(name)
@@ -175,6 +178,18 @@ class StreamMeter:
             totals.fallbacks[by.reason] += 1
         elif by.drafter and not num_draft_tokens:
             totals.fallbacks[NO_PROPOSAL] += 1
+
+    def lost_target(self, cause: str, unheard_s: float) -> None:
+        """As `StreamStatistics.count_loss`."""
+        self._totals.failovers.lost(cause, unheard_s)
+
+    def recovered(self, after_s: float) -> None:
+        """As `StreamStatistics.count_recovery`."""
+        self._totals.failovers.recovered(after_s)
+
+    def poisoned(self) -> None:
+        """As `StreamStatistics.count_poisoned`."""
+        self._totals.failovers.poisoned.inc()
 
     def ended(self) -> None:
         """Whatever ended it."""

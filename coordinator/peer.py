@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -15,13 +16,16 @@ from outrider.serving.status import STATUS_DETAILS, from_rpc_error
 RETRY_DELAY_S = 0.5
 MAX_RESENDS = 3
 """A worker that stays out of step after this many corrections is given up."""
+WORKER_LOST, WORKER_SILENT, WORKER_STOPPED = "WORKER_LOST", "WORKER_SILENT", "WORKER_STOPPED"
+"""Reasons of a peer that was lost: its connection broke, nothing came in time, or it ended the stream by itself."""
 
 
 class Peer:
     """One bidirectional stream to a worker. `receive` raises OutriderError once the worker failed, left or fell silent.
 
-    A worker is silent when it sends nothing, heartbeats included, for `timeout_s` while an answer is outstanding. The
-    time is counted in our own heartbeat ticks, so that a pause of this process is not taken for one of the worker.
+    A worker is silent when it sends nothing, heartbeats included, for `timeout_s` while an answer is outstanding: it is
+    known by then, and not before the last but one of our own heartbeat ticks within that time. Time is counted in these
+    ticks, so that a pause of this process is not taken for one of the worker.
     """
 
     def __init__(
@@ -47,14 +51,20 @@ class Peer:
         self._write_lock = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
         self._num_silent_ticks = 0
+        self._max_silent_ticks = max(2, math.ceil(timeout_s / interval_s - 1e-9))
+        self._last_word_at = asyncio.get_running_loop().time()
         self.num_outstanding = 0
         """Answers owed; maintained by the link that knows what answers what."""
+        self.was_asked = False
+        """Whether answers were owed when the peer was lost."""
+        self.unheard_s = 0.0
+        """How long neither end had said anything when the peer was lost, which was at most so long before."""
         self._tasks = (asyncio.create_task(self._read_all()), asyncio.create_task(self._beat()))
 
     async def send(self, message: Any) -> None:
         if self._failure is not None:
             raise self._failure
-        self._num_silent_ticks = 0
+        self._said_something()
         try:
             async with self._write_lock:
                 await self._call.write(message)
@@ -97,7 +107,7 @@ class Peer:
     async def _read_all(self) -> None:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                self._num_silent_ticks = 0
+                self._said_something()
                 content = self._read(message)
                 if not self._is_heartbeat(content):
                     self._inbox.put_nowait(content)
@@ -109,12 +119,12 @@ class Peer:
                     await self._call.trailing_metadata(),
                     details=await self._call.details(),
                 )
-            self._fail(self._gone("closed the stream"))
+            self._fail(self._gone("closed the stream", reason=WORKER_STOPPED))
         except grpc.aio.AioRpcError as error:
             self._fail(self._read_error(error))
         except asyncio.CancelledError:
             # by `close`, or the call was cancelled under us
-            self._fail(self._gone("cancelled the stream"))
+            self._fail(self._gone("cancelled the stream", reason=WORKER_STOPPED))
             raise
         except ValueError as error:
             self._fail(self._gone(f"sent what this version does not understand: {error}"))
@@ -127,8 +137,8 @@ class Peer:
                 self._num_silent_ticks = 0
                 continue
             self._num_silent_ticks += 1
-            if self._num_silent_ticks * self._interval_s > self._timeout_s:
-                self._fail(self._gone(f"has been silent for {self._timeout_s:g} s"))
+            if self._num_silent_ticks >= self._max_silent_ticks:
+                self._fail(self._gone(f"has been silent for {self._timeout_s:g} s", reason=WORKER_SILENT))
                 self._call.cancel()
             elif not self._write_lock.locked():
                 # beside the clock, which goes on however long the transport takes; while a write waits, no other is due
@@ -150,9 +160,15 @@ class Peer:
             async with self._write_lock:
                 await self._call.write(self._heartbeat)
 
+    def _said_something(self) -> None:
+        self._num_silent_ticks = 0
+        self._last_word_at = asyncio.get_running_loop().time()
+
     def _fail(self, error: OutriderError) -> None:
         if self._failure is None:
             self._failure = error
+            self.was_asked = self.num_outstanding > 0
+            self.unheard_s = asyncio.get_running_loop().time() - self._last_word_at
             self._inbox.put_nowait(None)
 
     def _read_error(self, failure: grpc.aio.AioRpcError) -> OutriderError:
@@ -164,7 +180,8 @@ class Peer:
         error = from_rpc_error(failure)
         keys = {key for key, _ in failure.trailing_metadata() or ()}
         if STATUS_DETAILS not in keys and not isinstance(error, DeadlineExceeded | Unimplemented):
-            error = Unavailable(error.message, reason="WORKER_LOST")
+            stopped = failure.code() is grpc.StatusCode.CANCELLED
+            error = Unavailable(error.message, reason=WORKER_STOPPED if stopped else WORKER_LOST)
         if not isinstance(error, Unavailable | Aborted):
             return error
         return type(error)(
@@ -174,5 +191,5 @@ class Peer:
             retry_delay_s=RETRY_DELAY_S if error.retry_delay_s is None else error.retry_delay_s,
         )
 
-    def _gone(self, what: str) -> Unavailable:
-        return Unavailable(f"worker {self._address} {what}", reason="WORKER_LOST", retry_delay_s=RETRY_DELAY_S)
+    def _gone(self, what: str, reason: str = WORKER_LOST) -> Unavailable:
+        return Unavailable(f"worker {self._address} {what}", reason=reason, retry_delay_s=RETRY_DELAY_S)

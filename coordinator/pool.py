@@ -103,6 +103,10 @@ class SessionPool:
         feed = FeatureFeed(stream.features, peer, states, request.model_fingerprint)
         return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead), worker)
 
+    def next_change(self) -> asyncio.Event:
+        """Set once the health of any worker may have changed."""
+        return self._directory.next_change()
+
     def disconnect(self, link: TargetLink | DraftLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
         worker = self._sessions.pop(link, None)

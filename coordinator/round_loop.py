@@ -15,7 +15,7 @@ from coordinator.statistics import Drafting
 from coordinator.stream import Stream
 from coordinator.target_link import Timed
 from coordinator.traces import CAUSES
-from coordinator.verifying import TargetLost, TargetSide
+from coordinator.verifying import TargetSide
 from outrider.drafting.guess import Guess
 from outrider.errors import OutriderError
 from outrider.results import GammaCause, Step
@@ -23,7 +23,6 @@ from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import Origin
 from outrider.serving.session_calls import SealedProposal, continued, own_drafts
 
-PLAIN = Choice("", 0, "plain")
 NOTHING = Drafted(SealedProposal())
 
 
@@ -158,10 +157,7 @@ class RoundLoop:
         else:
             drafted, local_drafter, num_local = self._draft.use(sent, choice), "", 0
             self._stream.statistics.ahead.num_pipelined_used += 1
-        try:
-            timed = await self._verify(drafted.proposal, choice)
-        except TargetLost as lost:
-            timed, choice = await self._target.reopen(lost), PLAIN
+        timed = await self._verify(drafted.proposal, choice)
         round_ms = 1000 * (time.perf_counter() - started)
         verdict = timed.verdict
         if verdict.proposal_fault:
@@ -175,6 +171,8 @@ class RoundLoop:
             self._draft.count(drafted, verdict.num_draft_tokens - num_local, num_accepted, round_ms)
         if choice.price is not None:
             self._draft.judge(verdict, verdict.num_draft_tokens - num_local)
+        if timed.is_recovery:
+            return
         if drafted.ahead in (HIT, LATE):  # it is as long as it was wanted to be a round ago
             choice = dataclasses.replace(choice, num_draft_tokens=drafted.proposal.num_draft_tokens)
         self._policy.observe(
@@ -208,28 +206,26 @@ class RoundLoop:
         """The target goes on by itself, plainly or with drafts of its own, without a round trip for each step."""
         started = time.perf_counter()
         num_tokens, verify_ms, queue_ms, network_ms, interrupted = 0, 0.0, 0.0, 0.0, False
-        num_rows, target = 0, ""
-        try:
-            async for timed in self._target.decode(choice):
-                num_wanted = min(choice.num_draft_tokens, self._room, choice.credit_tokens - num_tokens - 1)
-                if num_wanted > 0:
-                    self._own_step(timed, dataclasses.replace(choice, num_draft_tokens=num_wanted), not num_tokens)
-                else:
-                    self._commit(timed, choice, timed.elapsed_ms)
-                num_tokens += len(timed.verdict.committed_ids)
-                verify_ms += timed.queue_ms + timed.work_ms
-                queue_ms += timed.queue_ms
-                network_ms = network_ms or timed.network_ms
-                num_rows, target = num_rows + timed.verdict.num_batch_rows, timed.target
-                if self._stream.finished:
-                    break
-                if not interrupted and self._policy.interrupts(self._local.guesses(self._room)):
-                    interrupted = True
-                    await self._target.stop_decoding()
-        except TargetLost as lost:
-            self._commit(await self._target.reopen(lost), PLAIN, 0.0)
-        if choice.num_draft_tokens:
-            return  # each step was reported
+        num_rows, target, was_lost = 0, "", False
+        async for timed in self._target.decode(choice):
+            num_wanted = min(choice.num_draft_tokens, self._room, choice.credit_tokens - num_tokens - 1)
+            if num_wanted > 0:
+                self._own_step(timed, dataclasses.replace(choice, num_draft_tokens=num_wanted), not num_tokens)
+            else:
+                self._commit(timed, choice, timed.elapsed_ms)
+            num_tokens += len(timed.verdict.committed_ids)
+            verify_ms += timed.queue_ms + timed.work_ms
+            queue_ms += timed.queue_ms
+            network_ms = network_ms or timed.network_ms
+            num_rows, target = num_rows + timed.verdict.num_batch_rows, timed.target
+            was_lost |= timed.is_recovery
+            if self._stream.finished:
+                break
+            if not interrupted and self._policy.interrupts(self._local.guesses(self._room)):
+                interrupted = True
+                await self._target.stop_decoding()
+        if choice.num_draft_tokens or was_lost:
+            return  # each step was reported; or it took a prefill
         self._policy.observe(
             RoundReport(
                 choice=choice,
@@ -251,6 +247,8 @@ class RoundLoop:
         if verdict.proposal_fault:
             self._stream.statistics.num_draft_failures += 1
         num_accepted = self._commit(timed, choice, timed.elapsed_ms, drafted)
+        if timed.is_recovery:
+            return
         self._policy.observe(
             RoundReport(
                 choice=choice,

@@ -45,6 +45,15 @@ class RoundObserver(Protocol):
     def round(self, num_draft_tokens: int, origins: tuple[Origin, ...], by: Drafting) -> None:
         """As `StreamStatistics.count`, which has counted it."""
 
+    def lost_target(self, cause: str, unheard_s: float) -> None:
+        """As `StreamStatistics.count_loss`."""
+
+    def recovered(self, after_s: float) -> None:
+        """As `StreamStatistics.count_recovery`."""
+
+    def poisoned(self) -> None:
+        """The stream has killed its target workers."""
+
 
 @dataclass(slots=True)
 class _Use:
@@ -110,6 +119,21 @@ class StreamStatistics:
                 self._drafters[drafter] = None
         if self.observer is not None:
             self.observer.round(num_draft_tokens, origins, by)
+
+    def count_loss(self, cause: str, unheard_s: float) -> None:
+        """The stream lost its target, which had said nothing for so long. cause: of `coordinator.failover`."""
+        if self.observer is not None:
+            self.observer.lost_target(cause, unheard_s)
+
+    def count_recovery(self, after_s: float) -> None:
+        """A token came from another worker, so long after the first one was found lost."""
+        if self.observer is not None:
+            self.observer.recovered(after_s)
+
+    def count_poisoned(self) -> None:
+        """The stream is given up for having killed its target workers."""
+        if self.observer is not None:
+            self.observer.poisoned()
 
     def speculation(self) -> Speculation:
         num_steps = sum(self._accepted.values())

@@ -22,12 +22,20 @@ class Stream:
     """One choice of one request. Log, text, usage, logprobs and statistics always end at the same token."""
 
     def __init__(
-        self, request: ResolvedRequest, choice: int, codec: TextCodec, *, deadline: float | None = None
+        self,
+        request: ResolvedRequest,
+        choice: int,
+        codec: TextCodec,
+        *,
+        deadline: float | None = None,
+        has_client_deadline: bool = False,
     ) -> None:
-        """`deadline` is in the event loop's time. Raises InvalidArgument when `resume_token_ids` go on past the end."""
+        """`deadline` is in the event loop's time: its client's own, or the server's longest. Raises InvalidArgument when
+        `resume_token_ids` go on past the end."""
         self.request = request
         self.choice = choice
         self.deadline = deadline
+        self.has_client_deadline = has_client_deadline
         self.sampling = dataclasses.replace(request.sampling, choice=request.sampling.choice + choice)
         self.log = Log(request.prompt_ids, request.prompt_hash)
         self.statistics = StreamStatistics()

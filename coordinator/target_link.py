@@ -32,6 +32,8 @@ class Timed:
     """Address of the worker."""
     is_pipelined: bool = False
     """The question was there before the verdict before: its way took no time."""
+    is_recovery: bool = False
+    """Another worker was asked first, and lost: times tell of a prefill, not of a round."""
 
     @property
     def queue_ms(self) -> float:
@@ -72,22 +74,41 @@ class TargetLink:
         """Of a verify that was sent before the verdict that it counts on."""
         self._arrived_at = 0.0
         self._prompt_logprobs: list[wire.SealedPromptLogprobs] = []
+        self._owes_prompt_logprobs = False
+        self._early: Verdict | None = None
+        self._ingested_length = 0
 
     async def open(self, opening: TargetOpening) -> Timed:
         """The first token after the opening's committed ids; logprobs of the whole prompt with it, if asked for."""
-        self._epoch = opening.epoch
-        opening = self._features.target_opens(opening, self._states)
-        timed = await self._ask(lambda missing: wire.target_open(opening))
-        if opening.prompt_logprobs is None:
-            return timed
-        position = 1
-        for told in self._prompt_logprobs:
-            if told.first_position != position:
-                break
-            position += told.num_tokens
-        if position != len(opening.prompt_ids):
-            raise self._lost("left out logprobs of the prompt")
-        return dataclasses.replace(timed, prompt_logprobs=tuple(self._prompt_logprobs))
+        opening = self._opens(opening)
+        return await self._ask(lambda missing: wire.target_open(opening))
+
+    async def open_deferred(self, opening: TargetOpening) -> None:
+        """A session for the question that comes next, whose answer has the logprobs of the prompt, if asked for. Of a
+        suspect it waits for its turn, see `num_suspect_tokens`."""
+        self._peer.num_outstanding = int(opening.num_suspect_tokens > 0)
+        await self._peer.send(wire.target_open(self._opens(dataclasses.replace(opening, deferred=True))))
+        if opening.num_suspect_tokens:
+            await self._ready()
+
+    async def ingest(self) -> None:
+        """Of a session that is asked nothing: the worker has computed the log as it stands when it has nothing else to
+        do. Returns then."""
+        header, missing = self._log.header(self._epoch), self._log.since(self._ingested_length)
+        self._peer.num_outstanding = 1
+        await self._peer.send(wire.target_ingest(header, missing))
+        await self._ready()
+        self._ingested_length = header.base_length
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the worker was computing something of the stream when it was lost."""
+        return self._peer.was_asked or self._next is not None
+
+    @property
+    def unheard_s(self) -> float:
+        """At most so long before its loss was known, the worker was lost."""
+        return self._peer.unheard_s
 
     @property
     def is_verifying(self) -> bool:
@@ -167,7 +188,8 @@ class TargetLink:
             try:
                 verdict = await self._verdict()
                 self._arrived_at = time.perf_counter()
-                return Timed(verdict, 1000 * (self._arrived_at - started), target=self.address)
+                timed = Timed(verdict, 1000 * (self._arrived_at - started), target=self.address)
+                return self._with_prompt(timed)
             except _Lags as lags:
                 self._next = None  # it came after a round that was not verified, and was dropped
                 if lags.header.epoch != self._epoch or not self._log.holds(lags.header):
@@ -177,12 +199,43 @@ class TargetLink:
                 self._peer.num_outstanding = 0
         raise self._lost("stays out of step")
 
+    def _opens(self, opening: TargetOpening) -> TargetOpening:
+        self._epoch = opening.epoch
+        self._owes_prompt_logprobs = opening.prompt_logprobs is not None
+        self._ingested_length = len(opening.prompt_ids) + len(opening.committed_ids)
+        return self._features.target_opens(opening, self._states)
+
+    def _with_prompt(self, timed: Timed) -> Timed:
+        if not self._owes_prompt_logprobs:
+            return timed
+        self._owes_prompt_logprobs = False
+        position = 1
+        for told in self._prompt_logprobs:
+            if told.first_position != position:
+                break
+            position += told.num_tokens
+        if position != len(self._log.prompt_ids):
+            raise self._lost("left out logprobs of the prompt")
+        return dataclasses.replace(timed, prompt_logprobs=tuple(self._prompt_logprobs))
+
+    async def _ready(self) -> None:
+        """Waits until the worker stands where it was told to. One of an older version gives a token at once instead."""
+        try:
+            while not isinstance(message := await self._peer.receive(), wire.Ready):
+                if isinstance(message, wire.Lagging):
+                    raise self._lost(f"is at another text ({message.header})")
+                if isinstance(message, Verdict):
+                    self._early = message
+                    return
+        finally:
+            self._peer.num_outstanding = 0
+
     async def _verdict(self) -> Verdict:
         """The next one for the log as it stands; older ones are no-ops."""
         expected = self._log.header(self._epoch)
         features: list[FeatureRows] = []
         while True:
-            message = await self._peer.receive()
+            message, self._early = self._early or await self._peer.receive(), None
             if isinstance(message, wire.Lagging):
                 raise _Lags(message.header)
             if isinstance(message, wire.SealedPromptLogprobs):

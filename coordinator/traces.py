@@ -34,12 +34,13 @@ CAUSES = {
     "draft-context-full": GammaCause.NO_DRAFTER,
     "draft-features-late": GammaCause.NO_DRAFTER,
     "draft-lacks-features": GammaCause.NO_DRAFTER,
+    "draft-circuit-open": GammaCause.NO_DRAFTER,
+    "draft-quarantined": GammaCause.NO_DRAFTER,
     "draft-late": GammaCause.DRAFT_LATE,
     "draft-lost": GammaCause.DRAFT_LOST,
     "prefill": GammaCause.PREFILL,
-    "plain": GammaCause.PREFILL,
 }
-"""By the reason of a choice. `plain` is the token that a session begins with which was opened anew."""
+"""By the reason of a choice."""
 
 
 @dataclass(slots=True)

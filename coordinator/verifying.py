@@ -1,40 +1,39 @@
-"""The target side of a stream: one link, and another one where it breaks and another worker can take over."""
+"""The target side of a stream: one link, and another one where it breaks and another worker can take over.
+
+The log decides where a stream goes on: a session on another worker begins with all that is committed, in a new epoch,
+and is asked what the lost one was asked, the same drafts included. So the round is decided by the same coins, and
+whether its verdict was lost says nothing about what comes instead of it. What the old session still says is not read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Protocol
 
+from coordinator.failover import SUDDEN, Failover, cause_of
 from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.stream import Stream
+from coordinator.suspicion import TRIAL_TOKENS, Suspicion
 from coordinator.target_link import TargetLink, Timed
-from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.serving.messages import TargetOpening
 from outrider.serving.session_calls import SealedProposal
 
-MAX_REOPENINGS = 3
-"""In a row, without a token between."""
 MIN_NETWORK_MS, MIN_ROUND_TRIPS = 2.0, 3
 """Of a round trip, as the median of at least so many: from here on it is hidden."""
-MAX_LOSSES = 8
-"""Of one stream in all: one that kills its workers, a token apart, must not go round for ever."""
-
-
-class TargetLost(Exception):
-    """The session is gone; the log is whole. Carries the worker's error."""
-
-    def __init__(self, error: OutriderError) -> None:
-        super().__init__(error.message)
-        self.error = error
+NO_DRAFTS: tuple[str, int, tuple[int, ...]] = ("", 0, ())
 
 
 class TargetPool(Protocol):
     """Where links come from."""
 
     def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
-        """A link to the least loaded healthy worker not in `avoid`. Raises Unavailable when there is none."""
+        """A link to the best healthy worker not in `avoid`. Raises Unavailable when there is none."""
 
     def disconnect(self, link: TargetLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
@@ -42,18 +41,27 @@ class TargetPool(Protocol):
     def target_candidates(self, link: TargetLink) -> tuple[Candidate, ...]:
         """Drafters inside that worker."""
 
+    def next_change(self) -> asyncio.Event:
+        """Set once the health of any worker may have changed."""
+
 
 class TargetSide:
-    """Opens, asks, and opens elsewhere. Errors that another worker would repeat go to the client."""
+    """Opens, asks, and asks elsewhere. Errors that another worker would repeat go to the client.
 
-    def __init__(self, stream: Stream, pool: TargetPool) -> None:
+    Where no worker can go on, a stream waits: until its client's deadline, or for `wait_s` where it has none. Then
+    Unavailable is raised; Internal once the stream itself is found to kill its workers.
+    """
+
+    def __init__(self, stream: Stream, pool: TargetPool, wait_s: float = 0.0) -> None:
         self._stream = stream
         self._pool = pool
+        self._wait_s = wait_s
         self._link: TargetLink | None = None
-        self._failed: set[str] = set()
-        self._num_losses = 0
+        self._failover = Failover()
+        self._suspicion = Suspicion()
         self._epoch = 0
         self._network = Median()
+        self._run_is_stopped = False
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -64,11 +72,14 @@ class TargetSide:
         return tuple(c for c in self._pool.target_candidates(self._link) if named in ("", c.name))
 
     async def open(self) -> Timed:
-        """The first token, from the first worker that gives it."""
+        """The first token, from the first worker that gives it. Raises Unavailable at once when there is none now."""
+        self._link = self._pool.connect_target(self._stream, frozenset())
         try:
-            return await self._open()
-        except TargetLost as lost:
-            return await self.reopen(lost)
+            timed = await self._link.open(self._opening())
+        except OutriderError as error:
+            self._lose(self._link, error)
+            return await self._answer(lambda link: link.verify(SealedProposal()))
+        return self._came(timed)
 
     @property
     def pipelines(self) -> bool:
@@ -88,85 +99,140 @@ class TargetSide:
             self._link.verify_next(base_length, prefix_hash, token_id, proposal)
 
     async def verify(self, proposal: SealedProposal) -> Timed:
-        assert self._link is not None
-        try:
-            timed = await self._link.verify(proposal)
-        except OutriderError as error:
-            raise _lost_or(error) from None
-        if not timed.is_pipelined:
+        timed = await self._answer(lambda link: link.verify(proposal))
+        if not (timed.is_pipelined or timed.is_recovery):
             self._network.add(timed.network_ms)
         return timed
 
     async def decode(self, choice: Choice) -> AsyncGenerator[Timed, None]:
-        """Step by step, with drafts of the worker's own where the choice names one of its drafters."""
-        assert self._link is not None
-        drafts: tuple[str, int, tuple[int, ...]] = ("", 0, ())
-        if choice.num_draft_tokens:
-            name = choice.candidate.asked_as if choice.candidate is not None else choice.drafter
-            drafts = (name, choice.num_draft_tokens, choice.shape)
-        try:
-            async with aclosing(self._link.decode(choice.credit_tokens, *drafts)) as verdicts:
-                async for timed in verdicts:
-                    yield timed
-        except OutriderError as error:
-            raise _lost_or(error) from None
+        """Step by step, with drafts of the worker's own where the choice names one of its drafters. A worker that takes
+        over goes on with what is left of the run."""
+        self._run_is_stopped, num_left = False, choice.credit_tokens
+        while num_left > 0:
+            link = await self._at_hand(min(num_left, TRIAL_TOKENS))
+            is_told = not self._run_is_stopped
+            try:
+                async with aclosing(link.decode(num_left, *self._own_drafts(choice, link))) as verdicts:
+                    async for timed in verdicts:
+                        num_left -= len(timed.verdict.committed_ids)
+                        if not is_told:
+                            is_told = True
+                            await self.stop_decoding()
+                        yield self._came(timed)
+            except OutriderError as error:
+                self._lose(link, error)
+            else:
+                self._suspicion.cleared()
+                return
 
     async def stop_decoding(self) -> None:
         """The running `decode` ends with the token in flight."""
-        assert self._link is not None
-        try:
-            await self._link.stop_decoding()
-        except OutriderError as error:
-            raise _lost_or(error) from None
+        self._run_is_stopped = True
+        if self._link is not None:
+            with contextlib.suppress(OutriderError):  # whoever reads the next verdict finds out, behind those that came
+                await self._link.stop_decoding()
 
-    async def reopen(self, lost: TargetLost) -> Timed:
-        """The next token, from another worker: its session begins with all that is committed. Raises the error that
-        the client should see when no other worker can."""
-        for _ in range(MAX_REOPENINGS):
-            assert self._link is not None
-            if not isinstance(lost.error, Aborted):
-                # aborted is the session alone (its lease, a restart): the worker itself may take it again
-                self._failed.add(self._link.address)
-                self._num_losses += 1
-            self.close(lost.error)
-            if self._num_losses > MAX_LOSSES:
-                break
-            try:
-                return await self._open()
-            except TargetLost as again:
-                lost = again
-            except Unavailable:
-                break
-        raise lost.error
-
-    def close(self, error: Exception | None = None) -> None:
+    def close(self) -> None:
         """Frees the session. Harmless when repeated."""
         if self._link is not None:
             link, self._link = self._link, None
-            self._pool.disconnect(link, error)
+            self._pool.disconnect(link)
             link.close()
 
-    async def _open(self) -> Timed:
-        self._link = self._pool.connect_target(self._stream, frozenset(self._failed))
+    async def _answer(self, question: Callable[[TargetLink], Awaitable[Timed]]) -> Timed:
+        """Of the worker at hand, or of the first other one that lives to give it."""
+        while True:
+            link = await self._at_hand()
+            try:
+                timed = await question(link)
+            except OutriderError as error:
+                self._lose(link, error)
+            else:
+                return self._came(timed)
+
+    async def _at_hand(self, num_tokens: int = 1) -> TargetLink:
+        """The link; a new one where it was lost, for a question that is answered by so many tokens."""
+        while self._link is None:
+            self._link = link = await self._connected()
+            num_suspect_tokens = num_tokens if self._suspicion.is_suspect else 0
+            try:
+                await link.open_deferred(self._opening(num_suspect_tokens))
+            except OutriderError as error:
+                self._lose(link, error)
+            else:
+                self._suspicion.on_trial(num_suspect_tokens)
+        return self._link
+
+    async def _connected(self) -> TargetLink:
+        """A link to another worker, or to the same one where there is no other. Waits for one to come back."""
+        failover, pause_s = self._failover, self._failover.pause_s()
+        deadline = self._stream.deadline if self._stream.has_client_deadline else None
+        try:
+            async with asyncio.timeout_at(failover.gives_up_at(self._wait_s, deadline)):
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+                while True:
+                    change = self._pool.next_change()
+                    try:
+                        return self._pool.connect_target(self._stream, frozenset(failover.failed))
+                    except Unavailable:
+                        if not failover.failed:
+                            await change.wait()
+                        failover.failed.clear()
+        except TimeoutError:
+            raise failover.gave_up(_now()) from None
+
+    def _came(self, timed: Timed) -> Timed:
+        self._suspicion.answered(len(timed.verdict.committed_ids))
+        recovery_s = self._failover.recovered(_now())
+        if recovery_s is None:
+            return timed
+        self._stream.statistics.count_recovery(recovery_s)
+        return dataclasses.replace(timed, is_recovery=True)
+
+    def _lose(self, link: TargetLink, error: OutriderError) -> None:
+        """Raises what the client should see where no other worker is to be asked."""
+        cause, was_asked, unheard_s = cause_of(error), link.was_asked, link.unheard_s
+        self._link = None
+        self._pool.disconnect(link, error)
+        link.close()
+        if not cause:
+            raise error
+        statistics = self._stream.statistics
+        statistics.count_loss(cause, unheard_s)
+        if not (was_asked and cause in SUDDEN):
+            self._suspicion.interrupted()
+        elif self._suspicion.died(self._stream.log.length):
+            statistics.count_poisoned()
+            raise Internal(
+                "target workers died one after another while they computed this request, and no other one is asked; the "
+                f"last one: {error.message}",
+                reason="POISONED_REQUEST",
+            )
+        self._failover.lost(error, cause, link.address, _now())
+
+    def _own_drafts(self, choice: Choice, link: TargetLink) -> tuple[str, int, tuple[int, ...]]:
+        """What the worker is to draft at every step; nothing where it has not the drafter that the lost one had."""
+        if not choice.num_draft_tokens:
+            return NO_DRAFTS
+        if self._epoch > 1 and choice.drafter not in [c.name for c in self._pool.target_candidates(link)]:
+            return NO_DRAFTS
+        name = choice.candidate.asked_as if choice.candidate is not None else choice.drafter
+        return name, choice.num_draft_tokens, choice.shape
+
+    def _opening(self, num_suspect_tokens: int = 0) -> TargetOpening:
         self._epoch += 1
         request = self._stream.request
-        opening = TargetOpening(
+        return TargetOpening(
             **self._stream.opening_fields(self._epoch),
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
             max_draft_tokens=request.max_draft_tokens,
             priority=request.priority,
             prompt_logprobs=request.prompt_logprobs if self._stream.wants_prompt_logprobs else None,
+            num_suspect_tokens=num_suspect_tokens,
         )
-        try:
-            timed = await self._link.open(opening)
-        except OutriderError as error:
-            raise _lost_or(error) from None
-        # with a token between, a worker that failed once may have another try: it may be another process by now
-        self._failed.clear()
-        return timed
 
 
-def _lost_or(error: OutriderError) -> Exception:
-    """Loss of a worker is mended elsewhere; what another worker would say too is the client's to know."""
-    return TargetLost(error) if isinstance(error, Unavailable | Aborted | ResourceExhausted) else error
+def _now() -> float:
+    return asyncio.get_running_loop().time()

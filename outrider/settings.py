@@ -88,6 +88,12 @@ class CoordinatorSettings(ServerSettings):
     )
     share_draft_cache: bool = Field(False, description="Draft from other tenants' outputs too: latency can leak them.")
     peer_timeout_s: float = Field(2.0, gt=0, description="A worker silent for this long with work outstanding is lost.")
+    target_wait_s: float = Field(
+        30.0,
+        ge=0,
+        description="Once all target workers are lost, a running stream waits so long for one to come back; one whose "
+        "client gave a deadline, until that.",
+    )
     emit_buffer_chunks: int = Field(64, ge=1, description="Chunks waiting for a slow client before its stream pauses.")
     max_client_pause_s: float = Field(
         60.0, gt=0, description="A stream that is paused for a client that reads nothing for this long is ended."

@@ -228,7 +228,9 @@ class _TargetStream(WorkerStream[TargetSession]):
             self._sequence = None
 
 
-def _prefix(message: target_pb2.TargetVerify | target_pb2.TargetDecode) -> tuple[Header, list[int]]:
+def _prefix(
+    message: target_pb2.TargetVerify | target_pb2.TargetDecode | target_pb2.TargetIngest,
+) -> tuple[Header, list[int]]:
     return convert.header_from_pb(message.header), list(message.committed_ids)
 
 

@@ -33,7 +33,8 @@ class WorkerDirectory:
 
     def __init__(self, settings: CoordinatorSettings, on_change: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
-        self._on_change = on_change
+        self._tell_change = on_change
+        self._next_change = asyncio.Event()
         self._aliases = read_aliases(settings.model_aliases)
         self._draft_models = read_pairs(settings.draft_models, "draft_models")
         self._workers: dict[str, WorkerRecord] = {}
@@ -54,6 +55,10 @@ class WorkerDirectory:
         if self._sweeper is not None:
             self._sweeper.cancel()
         await asyncio.gather(*(worker.close() for worker in (*self._workers.values(), *self._leaving)))
+
+    def next_change(self) -> asyncio.Event:
+        """Set once the health of any worker may have changed."""
+        return self._next_change
 
     def workers(self) -> Iterable[WorkerRecord]:
         return self._workers.values()
@@ -301,6 +306,11 @@ class WorkerDirectory:
 
     def _no_target(self, text: str) -> Unavailable:
         return Unavailable(text, reason="NO_TARGET_WORKER", retry_delay_s=RETRY_DELAY_S)
+
+    def _on_change(self) -> None:
+        self._next_change.set()
+        self._next_change = asyncio.Event()
+        self._tell_change()
 
     def _remove(self, worker: WorkerRecord) -> None:
         self._workers.pop(worker.address, None)

@@ -45,10 +45,10 @@ class Draft(Generic[W]):
 
 
 def best_target(targets: Iterable[Target[W]]) -> W | None:
-    """One with the wanted drafter, and with the numerics of the worker before it, where there is such; of these the one
+    """One with the numerics of the worker before it, and with the wanted drafter, where there is such; of these the one
     that has most of the prompt, unless others are much less loaded; else the least loaded, the first of several."""
     found = list(targets)
-    for wanted in ("has_drafter", "same_numerics"):
+    for wanted in ("same_numerics", "has_drafter"):
         found = [t for t in found if getattr(t, wanted)] or found
     if not found:
         return None

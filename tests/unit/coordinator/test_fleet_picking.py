@@ -36,10 +36,10 @@ NAMESPACE = ("weights", "tenant")
         ([Target("a", 0, has_drafter=False), Target("b", 9, has_drafter=False)], "a"),
         ([Target("a", 0, same_numerics=False), Target("b", 9)], "b"),
         ([Target("a", 0, cached=512, same_numerics=False), Target("b", 9)], "b"),
-        ([Target("a", 0, has_drafter=False), Target("b", 9, same_numerics=False)], "b"),
+        ([Target("a", 0, has_drafter=False), Target("b", 9, same_numerics=False)], "a"),
     ],
 )
-def test_target_by_drafter_numerics_prefix_and_load(targets: list[Target[str]], best: str | None) -> None:
+def test_target_by_numerics_drafter_prefix_and_load(targets: list[Target[str]], best: str | None) -> None:
     assert best_target(targets) == best
 
 

@@ -1,0 +1,58 @@
+"""Whether a request kills the target workers that compute it, or was only there when one died.
+
+A worker's death proves nothing against one of its streams: all that it was computing were there. So each of them is a
+suspect, and is opened on the next worker to be computed alone among suspects, of all coordinators, until it has the
+tokens that were being decided at the death (`target_worker.suspects`); streams without suspicion go on beside it. One
+that gets them is cleared. One whose worker dies in that time, too, was the only stream present at both deaths that had
+not come past them: it has killed both, fails alone, and no third worker is asked. Those that waited for their turn are
+as suspected as before, and no more.
+
+What dies at the same token every time is found by that. What kills a little later each time is not, and is stopped by
+the number of deaths with hardly a token between.
+"""
+
+from __future__ import annotations
+
+TRIAL_TOKENS = 4
+"""Of a run: a worker that dies may have decided so many that were never heard of."""
+CLOSE_TOKENS = 32
+MAX_CLOSE_DEATHS = 8
+"""In a row, with fewer than CLOSE_TOKENS tokens from each to the next."""
+
+
+class Suspicion:
+    """Of one stream."""
+
+    def __init__(self) -> None:
+        self.is_suspect = False
+        self._num_trial_tokens = 0
+        """Left; 0: it is not on trial."""
+        self._num_close_deaths = 0
+        self._died_at = -CLOSE_TOKENS
+
+    def on_trial(self, num_tokens: int) -> None:
+        """Its turn has come: from now on it is computed alone among suspects, until it has so many tokens."""
+        self._num_trial_tokens = num_tokens
+
+    def answered(self, num_tokens: int) -> None:
+        """So many tokens more stand."""
+        self._num_trial_tokens -= min(num_tokens, self._num_trial_tokens)
+        if not self._num_trial_tokens:
+            self.cleared()
+
+    def cleared(self) -> None:
+        """What was asked when a worker died has been answered by another one."""
+        self.is_suspect, self._num_trial_tokens = False, 0
+
+    def died(self, length: int) -> bool:
+        """A worker died, or fell silent, while it computed the stream, whose log had this length. Returns whether that
+        was the stream's doing."""
+        self._num_close_deaths = self._num_close_deaths + 1 if length - self._died_at < CLOSE_TOKENS else 1
+        self._died_at = length
+        was_on_trial = self._num_trial_tokens > 0
+        self.is_suspect, self._num_trial_tokens = True, 0
+        return was_on_trial or self._num_close_deaths > MAX_CLOSE_DEATHS
+
+    def interrupted(self) -> None:
+        """Its session ended in another way: its trial, if there was one, is to be held again."""
+        self._num_trial_tokens = 0
