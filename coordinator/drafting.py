@@ -12,7 +12,7 @@ from coordinator.draft_link import DraftLate, DraftLink
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import DRAINING, OutriderError, Unavailable
 from outrider.results import DraftRounds
 from outrider.serving.messages import DraftOpening, Verdict
 from outrider.serving.session_calls import SealedProposal
@@ -248,9 +248,10 @@ class DraftSide:
         await link.wait_opened()
 
     def _lose(self, error: OutriderError) -> None:
-        if error.reason != SESSION_LOST:
+        if error.reason not in (SESSION_LOST, DRAINING):
             self._stream.statistics.num_draft_failures += 1
-        self._next_opening_at = time.perf_counter() + self._reopen_after_s
+        # a worker that leaves says so in peace: another one is asked at once
+        self._next_opening_at = time.perf_counter() + (0.0 if error.reason == DRAINING else self._reopen_after_s)
         self._reopen_after_s = min(2 * self._reopen_after_s, MAX_REOPEN_AFTER_S)
         self.close(error)
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from coordinator.admission import Admission
 from coordinator.drafting import DraftSide
+from coordinator.draining import HandedOver, HandOver
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.outbox import Outbox
 from coordinator.pool import SessionPool
@@ -35,6 +36,7 @@ class Generation:
         self._admission = admission
         self._settings = settings
         self.traces = Traces(settings.trace_steps)
+        self.hand_over = HandOver()
 
     async def events(
         self, request: ResolvedRequest, codec: TextCodec, *, arrived: float, time_left_s: float | None
@@ -70,6 +72,8 @@ class Generation:
                 num_speculative_tokens=request.num_speculative_tokens,
                 max_speculative_tokens=request.max_draft_tokens,
                 drafter=request.drafter or AUTO,
+                model_fingerprint=request.model_fingerprint,
+                max_tokens=request.stopping.max_tokens,
             )
             outbox = Outbox(
                 self._settings.emit_buffer_chunks,
@@ -77,12 +81,15 @@ class Generation:
                 on_end=partial(self._admission.finish, ticket),
             )
             async with asyncio.timeout_at(deadline):
-                await ticket.admitted
+                await self.hand_over.unless_begun(ticket.admitted)
             tasks = [asyncio.create_task(self._run(stream, outbox, arrived, deadline, keep_step)) for stream in streams]
             for stream in streams:
                 outbox.join(stream.choice)
-            async for event in outbox.events():
-                yield event
+            with self.hand_over.covering(outbox):
+                async for event in outbox.events():
+                    yield event
+            if outbox.was_cut_off:
+                raise HandedOver
             await asyncio.gather(*tasks)
         except TimeoutError:
             raise DeadlineExceeded(f"the request waited {limit_s:g} s for a place to run") from None
@@ -111,6 +118,8 @@ class Generation:
         except TimeoutError:
             outbox.fail()
             raise DeadlineExceeded("the request's time is up before its text is complete") from None
+        except HandedOver:
+            raise  # its chunks are still sent
         except BaseException:
             outbox.fail()
             raise

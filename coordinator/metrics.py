@@ -20,6 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from coordinator.failover_families import FailoverFamilies
+from coordinator.draining import HandedOver
 from coordinator.metric_families import FALLBACKS, NO_PROPOSAL, Totals, families
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
@@ -28,6 +29,8 @@ from outrider.sampling.params import Origin
 from outrider.serving.metrics import PREFIX, Reading
 
 ROLE = "coordinator"
+HANDED_OVER = "HANDED_OVER"
+"""In the place of a gRPC status: the client was told to go on elsewhere, which is no failure."""
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
 _LONG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _SUMMED_AT_THE_END = ("num_cached_tokens", "num_dropped_proposals", "num_draft_failures", "num_proposal_bytes")
@@ -206,6 +209,8 @@ class StreamMeter:
 
 
 def _status_of(error: BaseException) -> str:
+    if isinstance(error, HandedOver):
+        return HANDED_OVER
     if isinstance(error, OutriderError):
         return error.status
     return "CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "INTERNAL"

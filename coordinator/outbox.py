@@ -29,6 +29,9 @@ class Outbox:
         self._taken = asyncio.Event()
         self._num_open = 0
         self._failed = False
+        self._handed_over: Exception | None = None
+        self.was_cut_off = False
+        """Handed over in the middle of a round."""
         self.prompt_told = asyncio.Event()
         """The prompt's logprobs are on their way: chunks may follow."""
 
@@ -50,6 +53,17 @@ class Outbox:
         self._events.clear()
         self._changed.set()
 
+    def hand_over(self, error: Exception) -> None:
+        """Streams end behind the chunk that they have put last: `room` raises `error` from now on. What was put is
+        still sent."""
+        self._handed_over = error
+        self._taken.set()
+
+    def cut_off(self) -> None:
+        """As `fail`, for streams that were to be handed over and take too long for it."""
+        self.was_cut_off = True
+        self.fail()
+
     def put(self, event: ServerEvent) -> None:
         """Never waits: call `room` first."""
         if self._failed:
@@ -63,7 +77,7 @@ class Outbox:
 
     async def room(self, index: int) -> int:
         """Chunks that this stream may put; waits until there is one. Raises Aborted when the client does not read."""
-        while (room := self._room_chunks - self._waiting_chunks[index]) <= 0:
+        while (room := self._room_chunks - self._waiting_chunks[index]) <= 0 and self._handed_over is None:
             self._taken.clear()
             try:
                 async with asyncio.timeout(self._max_pause_s):
@@ -74,6 +88,8 @@ class Outbox:
                     reason="CLIENT_STALLED",
                     retry_delay_s=0.0,
                 ) from None
+        if self._handed_over is not None:
+            raise self._handed_over
         return room
 
     async def events(self) -> AsyncIterator[ServerEvent]:

@@ -320,6 +320,13 @@ def _resolve_resume(
     model: ServedModel,
 ) -> tuple[int, ...]:
     num_resumed = len(request.resume_token_ids)
+    if request.model_fingerprint not in ("", model.description.model_fingerprint):
+        raise FailedPrecondition(
+            f"model_fingerprint is {request.model_fingerprint[:80]!r}, but model {model.name!r} has other weights by "
+            "now: a text cannot go on under them, begin it anew without model_fingerprint",
+            field="model_fingerprint",
+            reason="MODEL_CHANGED",
+        )
     if request.HasField("prompt_hash") and request.prompt_hash != prompt_hash:
         raise FailedPrecondition(
             f"prompt_hash is {request.prompt_hash:#x}, but this prompt hashes to {prompt_hash:#x}: resume with the "

@@ -65,6 +65,10 @@ class GenerationServicer:
         self._generation = Generation(SessionPool(directory, settings), self._admission, self._metrics, settings)
         self._started = time.monotonic()
 
+    def hand_over(self, within_s: float) -> None:
+        """Ends what still runs so that clients go on elsewhere; see `coordinator.draining`."""
+        self._generation.hand_over.begin(within_s)
+
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
         arrived = time.perf_counter()
         request_id = resolve_request_id(request)
@@ -277,7 +281,7 @@ async def serve(
                 finally:
                     readiness.cancel()
                     await asyncio.gather(readiness, return_exceptions=True)
-                await server.drain()
+                await server.drain(generation.hand_over)
             finally:
                 for source in sources:
                     await source.close()

@@ -88,7 +88,7 @@ class Stream:
             text += self._end(verdict.finish, verdict.matched_stop_token_id)
         self.statistics.count(verdict.num_draft_tokens, origins, by)
         logprobs = _logprobs(verdict.logprobs, num_kept) if self.request.logprobs else None
-        return Chunk(self.choice, kept, text, origins, logprobs)
+        return Chunk(self.choice, kept, text, origins, logprobs, num_draft_tokens=verdict.num_draft_tokens)
 
     def complete(self, total_ms: float) -> Complete:
         """The last event; usage counts resumed tokens too."""

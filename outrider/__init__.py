@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from outrider.results import Complete as Complete
     from outrider.results import Completion as Completion
     from outrider.results import Started as Started
+    from outrider.resume import Resume as Resume
     from outrider.sampling.params import AcceptanceRule as AcceptanceRule
     from outrider.sampling.params import Origin as Origin
 
@@ -24,6 +25,7 @@ _HOME_OF = {
     "Complete": "outrider.results",
     "Completion": "outrider.results",
     "Started": "outrider.results",
+    "Resume": "outrider.resume",
     "AcceptanceRule": "outrider.sampling.params",
     "Origin": "outrider.sampling.params",
 }

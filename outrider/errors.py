@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+DRAINING = "DRAINING"
+"""Reason of a service that ends: what it refuses or hands over goes on at another one, with nothing lost."""
+STARTING = "STARTING"
+"""Reason of a service that listens and does not serve yet."""
+
 
 class OutriderError(Exception):
     """Base: a failure with a status. Subclasses fix `status`."""

@@ -24,6 +24,10 @@ class Started:
     """Drafts of a round at most."""
     drafter: str = ""
     """`auto`: the service chooses."""
+    model_fingerprint: str = ""
+    """Digest of the model's configuration and weights."""
+    max_tokens: int = 0
+    """Limit in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ class Chunk:
     origins: tuple[Origin, ...] = ()
     logprobs: Logprobs | None = None
     step: Step | None = None
+    num_draft_tokens: int = 0
+    """That its round checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +235,12 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The end of one choice. `finish_reason` is `stop` or `length`; `matched_stop` an id, a string or None."""
+    """The end of one choice. `finish_reason` is `stop` or `length`; `matched_stop` an id, a string or None.
+
+    num_resumes: how often the client went on with it after a loss. Usage and the counts of rounds and drafts are of the
+    whole text all the same. `time_to_first_token_ms` and `total_ms` are then as the client measured them; all other
+    times, drafters, bytes and branches are of what came after the last loss.
+    """
 
     index: int
     finish_reason: str
@@ -237,6 +248,7 @@ class Complete:
     usage: Usage
     timings: Timings
     speculation: Speculation
+    num_resumes: int = 0
 
 
 Event = Started | PromptLogprobs | Chunk | Complete
@@ -259,6 +271,7 @@ class Completion:
     speculation: Speculation
     started: Started
     prompt_logprobs: Logprobs | None = None
+    num_resumes: int = 0
 
     @classmethod
     def join(
@@ -278,6 +291,7 @@ class Completion:
             speculation=complete.speculation,
             started=started,
             prompt_logprobs=_joined([told.logprobs for told in prompt]),
+            num_resumes=complete.num_resumes,
         )
 
 

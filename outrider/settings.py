@@ -38,11 +38,19 @@ class ServerSettings(_Settings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
-    drain_grace_s: float = Field(30.0, ge=0, description="After SIGTERM, running streams may take this long.")
+    drain_grace_s: float = Field(
+        30.0,
+        ge=0,
+        description="After SIGTERM, running streams may take this long; what lasts longer is handed over in time.",
+    )
     drain_delay_s: float = Field(
         0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice."
     )
     heartbeat_ms: int = Field(500, ge=10, description="Heartbeat interval while work is outstanding.")
+    ping_interval_ms: int = Field(10_000, ge=100, description="Time between pings to whoever is connected.")
+    ping_timeout_ms: int = Field(
+        5_000, ge=100, description="Who answers no ping for so long is gone: its streams end and free what they hold."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
     reflection: bool = Field(True, description="Serve gRPC reflection, for grpcurl.")
     metrics_port: int | None = Field(

@@ -45,6 +45,7 @@ def _chunk(chunk: Chunk) -> generation_pb2.GenerateChunk:
         origins=chunk.origins,  # type: ignore[arg-type]
         logprobs=_logprobs(chunk.logprobs) if chunk.logprobs is not None else None,
         step=step_to_pb(chunk.step) if chunk.step is not None else None,
+        num_draft_tokens=chunk.num_draft_tokens,
     )
 
 

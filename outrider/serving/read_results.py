@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any, TypeVar
 
 from outrider.errors import OutriderError
@@ -25,6 +26,7 @@ from outrider.sampling.params import AcceptanceRule, Origin
 from outrider.v1 import common_pb2, generation_pb2
 
 T = TypeVar("T")
+E = TypeVar("E", bound=enum.IntEnum)
 
 
 def read(cls: type[T], message: Any, **given: Any) -> T:
@@ -49,14 +51,40 @@ def _speculation(message: generation_pb2.SpeculationStats) -> Speculation:
 
 
 def read_step(message: generation_pb2.StepRecord) -> Step:
-    return read(Step, message, cause=GammaCause(message.cause))
+    return read(Step, message, cause=known(GammaCause, message.cause, GammaCause.UNSPECIFIED))
 
 
-def read_event(response: generation_pb2.GenerateResponse) -> Event:
-    """Raises OutriderError on an event that this version does not know."""
+def known(cls: type[E], number: int, otherwise: E) -> E:
+    """A value of the wire's enum, which newer services may have more of."""
+    try:
+        return cls(number)
+    except ValueError:
+        return otherwise
+
+
+def name_of(wire_enum: Any, number: int, prefix: str) -> str:
+    """In lower case and without the wire's prefix; the number's own digits for one that this version does not know."""
+    name: str = wire_enum.Name(number) if number in wire_enum.values() else str(number)
+    return name.removeprefix(prefix).lower()
+
+
+def _rule(number: int) -> AcceptanceRule:
+    try:
+        return AcceptanceRule(number)
+    except ValueError:
+        raise OutriderError(
+            f"the server decides by rule {number}, which this client does not know: update it"
+        ) from None
+
+
+def read_event(response: generation_pb2.GenerateResponse) -> Event | None:
+    """None for an event that this version does not know: it was not asked for, and older clients go on without it.
+
+    Raises OutriderError on an acceptance rule that this version does not know.
+    """
     match response.WhichOneof("event"):
         case "started":
-            return read(Started, response.started, acceptance=AcceptanceRule(response.started.acceptance))
+            return read(Started, response.started, acceptance=_rule(response.started.acceptance))
         case "prompt_logprobs":
             told = response.prompt_logprobs
             return PromptLogprobs(told.first_position, _logprobs(told.logprobs))
@@ -65,7 +93,7 @@ def read_event(response: generation_pb2.GenerateResponse) -> Event:
             return read(
                 Chunk,
                 chunk,
-                origins=tuple(Origin(origin) for origin in chunk.origins),
+                origins=tuple(known(Origin, origin, Origin.PLAIN) for origin in chunk.origins),
                 logprobs=_logprobs(chunk.logprobs) if chunk.HasField("logprobs") else None,
                 step=read_step(chunk.step) if chunk.HasField("step") else None,
             )
@@ -75,15 +103,14 @@ def read_event(response: generation_pb2.GenerateResponse) -> Event:
             return read(
                 Complete,
                 complete,
-                finish_reason=common_pb2.FinishReason.Name(complete.finish_reason)
-                .removeprefix("FINISH_REASON_")
-                .lower(),
+                finish_reason=name_of(common_pb2.FinishReason, complete.finish_reason, "FINISH_REASON_"),
                 matched_stop=getattr(complete, matched) if matched else None,
                 usage=read(Usage, complete.usage),
                 timings=read(Timings, complete.timings),
                 speculation=_speculation(complete.speculation),
+                num_resumes=0,
             )
-    raise OutriderError("the server sent an event that this client does not know: update outrider")
+    return None
 
 
 def _logprobs(message: common_pb2.TokenLogprobs) -> Logprobs:

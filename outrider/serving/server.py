@@ -22,7 +22,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from outrider.errors import Internal, InvalidArgument, OutriderError, Unavailable
+from outrider.errors import DRAINING, STARTING, Internal, InvalidArgument, OutriderError, Unavailable
 from outrider.serving.channel import MAX_MESSAGE_BYTES
 from outrider.serving.status import from_rpc_error, to_status
 from outrider.settings import ServerSettings
@@ -38,12 +38,24 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # reads several pings at once.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Pings go on however silent a stream is; see `server_options`.
+    ("grpc.http2.max_pings_without_data", 0),
     # Two processes on one port would share its streams at random.
     ("grpc.so_reuseport", 0),
 )
 RETRY_DELAY_S = 1.0
+HANDOVER_SHARE = 0.2
+MAX_HANDOVER_S = 5.0
+"""The last part of the grace: so much of it, or less where it is long."""
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
+    """With the pings that find a peer which froze, or was cut off without a word: its streams end as if it had closed
+    them, whatever they wait for."""
+    pings = {"grpc.keepalive_time_ms": settings.ping_interval_ms, "grpc.keepalive_timeout_ms": settings.ping_timeout_ms}
+    return [*SERVER_OPTIONS, *pings.items()]
 
 
 def parse_or_refuse(message_type: Any, data: bytes) -> Any:
@@ -68,7 +80,7 @@ class Server:
         self._no_streams = asyncio.Event()
         self._no_streams.set()
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=server_options(settings))
         for service in services:
             handlers = {method.name: self._handler(method) for method in service.methods}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
@@ -98,14 +110,30 @@ class Server:
         """Readiness of one service (a coordinator without a target worker is not ready)."""
         await self._health.set(name, _SERVING if serving else _NOT_SERVING)
 
-    async def drain(self) -> None:
-        """NOT_SERVING, wait for balancers, refuse new streams, let running ones end within the grace, stop."""
+    async def drain(self, hand_over: Callable[[float], None] = lambda within_s: None) -> None:
+        """NOT_SERVING, wait for balancers, refuse new streams, let running ones end within the grace, stop.
+
+        `hand_over` is called where some still run when the last part of the grace begins, with its length: it ends each
+        behind its last whole step, with a status from which its caller goes on elsewhere. At the same time every
+        connection is told to take no more calls. Not without any grace: everything is cut off then.
+        """
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(self.settings.drain_delay_s)
         self.draining = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._no_streams.wait(), self.settings.drain_grace_s)
+        within_s = min(MAX_HANDOVER_S, HANDOVER_SHARE * self.settings.drain_grace_s)
+        if not await self._streams_end(self.settings.drain_grace_s - within_s) and within_s:
+            leaving = asyncio.create_task(self._server.stop(within_s))
+            hand_over(within_s)
+            await self._streams_end(within_s)
+            await self._server.stop(0.2)
+            await leaving
         await self._server.stop(0.2)
+
+    async def _streams_end(self, within_s: float) -> bool:
+        """Whether all have, in this time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._no_streams.wait(), within_s)
+        return self._no_streams.is_set()
 
     async def close(self) -> None:
         """Stops at once: what still runs is cancelled."""
@@ -114,7 +142,7 @@ class Server:
     def refuse_if_draining(self) -> None:
         """Raises Unavailable with a retry delay once the drain has begun: for work inside a stream that begins anew."""
         if self.draining:
-            raise Unavailable("the server is draining", reason="DRAINING", retry_delay_s=RETRY_DELAY_S)
+            raise Unavailable("the server is draining", reason=DRAINING, retry_delay_s=RETRY_DELAY_S)
 
     async def _set_health(self, status: Any) -> None:
         for name in ("", *self._names):
@@ -122,7 +150,7 @@ class Server:
 
     def _servicer(self, name: str) -> Any:
         if name not in self._servicers:
-            raise Unavailable("the server is still starting", reason="STARTING", retry_delay_s=RETRY_DELAY_S)
+            raise Unavailable("the server is still starting", reason=STARTING, retry_delay_s=RETRY_DELAY_S)
         return self._servicers[name]
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler:

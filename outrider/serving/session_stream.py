@@ -47,6 +47,7 @@ class SessionStream(Generic[In, Out]):
         self._input_ended = False
         self._output_ended = False
         self._error: BaseException | None = None
+        self._handed_over: OutriderError | None = None
         self._num_working = 0
         self._last_heard = self._working_since = self._loop.time()
         self._timer = self._loop.call_later(self._heartbeat_s, self._tick)
@@ -58,13 +59,16 @@ class SessionStream(Generic[In, Out]):
 
     async def wait(self) -> None:
         """Returns when `receive` would not wait; takes nothing, so it can be cancelled without loss."""
-        while not (self._incoming or self._input_ended or self._error):
+        while not (self._incoming or self._input_ended or self._error or self._handed_over):
             self._incoming_changed.clear()
             await self._incoming_changed.wait()
 
     async def receive(self) -> In | None:
-        """The next message that is no heartbeat; None when the peer is done. Raises what made the stream fail."""
+        """The next message that is no heartbeat; None when the peer is done. Raises what made the stream fail, or what
+        it was handed over with."""
         await self.wait()
+        if self._handed_over is not None:
+            raise self._handed_over
         if self._incoming:
             return self._incoming.popleft()
         if self._error is not None:
@@ -95,6 +99,11 @@ class SessionStream(Generic[In, Out]):
         self._error = self._error or error
         self._incoming_changed.set()
         self._outgoing_changed.set()
+
+    def hand_over(self, error: OutriderError) -> None:
+        """No further message is received: `receive` raises `error`. The one at hand is answered in peace."""
+        self._handed_over = error
+        self._incoming_changed.set()
 
     def finish(self) -> None:
         """No more messages will be sent: `outgoing` ends after what is queued."""

@@ -68,6 +68,12 @@ def from_rpc_error(error: grpc.RpcError) -> OutriderError:
     return kind(message, reason=reason or code.name, field=field, retry_delay_s=retry_delay_s)
 
 
+def is_from_transport(error: grpc.aio.AioRpcError) -> bool:
+    """Servers of ours send details with every error; a bare status is the connection's own, whatever its code: a killed
+    process can show as INTERNAL or UNKNOWN too."""
+    return STATUS_DETAILS not in {key for key, _ in error.trailing_metadata() or ()}
+
+
 def _details(error: grpc.RpcError) -> list[any_pb2.Any]:
     try:
         status = rpc_status.from_call(error)

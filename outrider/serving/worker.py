@@ -8,7 +8,7 @@ import logging
 import platform
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.metrics_core import Metric
 
+from outrider.errors import DRAINING, Aborted
 from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
@@ -32,6 +33,7 @@ from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
+from outrider.serving.session_stream import SessionStream
 from outrider.serving.worker_calls import role_from_pb
 from outrider.serving.worker_metrics import worker_families
 from outrider.settings import DraftWorkerSettings, WorkerSettings
@@ -52,16 +54,35 @@ class Worker:
     server: Server
     counters: SessionCounters
     equipment: Equipment
-    num_sessions: int = 0
+    _streams: set[SessionStream[Any, Any]] = field(default_factory=set)
+
+    @property
+    def num_sessions(self) -> int:
+        """Open ones."""
+        return len(self._streams)
 
     @contextlib.contextmanager
-    def session_open(self) -> Iterator[None]:
+    def session_open(self, stream: SessionStream[Any, Any]) -> Iterator[None]:
         """Counts a session."""
-        self.num_sessions += 1
+        self._streams.add(stream)
         try:
             yield
         finally:
-            self.num_sessions -= 1
+            self._streams.discard(stream)
+
+    def hand_over(self, within_s: float) -> None:
+        """Ends every session behind the message at hand, and what that takes longer for than half of this time: its
+        caller opens it elsewhere from the log, as after an idle lease."""
+        text = "the worker is draining: open the session on another one"
+        error = Aborted(text, reason=DRAINING, retry_delay_s=0.0)
+
+        def cut_off() -> None:
+            for stream in self._streams:
+                stream.fail(error)
+
+        for stream in self._streams:
+            stream.hand_over(error)
+        asyncio.get_running_loop().call_later(within_s / 2, cut_off)
 
     def capacity(self) -> worker_pb2.WorkerCapacity:
         """As of now."""
@@ -162,7 +183,7 @@ async def serve_worker(
                     on_ready(server.port)
                 await stop.wait()
                 await fleet.leave()
-                await server.drain()
+                await server.drain(worker.hand_over)
             finally:
                 # After the drain: running streams needed it to the end.
                 await server.close()

@@ -36,7 +36,7 @@ class WorkerStream(ABC, Generic[S]):
 
     async def drive(self, _: SessionStream[Any, Any]) -> None:
         """Until the caller has no more to say."""
-        with self._worker.session_open():
+        with self._worker.session_open(self._stream):
             try:
                 while (request := await self._stream.receive()) is not None:
                     try:

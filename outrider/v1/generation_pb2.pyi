@@ -43,7 +43,7 @@ GAMMA_CAUSE_DRAFT_LOST: GammaCause
 GAMMA_CAUSE_PREFILL: GammaCause
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "output", "structured_output", "priority", "speculation", "resume_token_ids", "prompt_hash", "lora_adapter", "tools_json", "image_urls", "resume_choice")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "output", "structured_output", "priority", "speculation", "resume_token_ids", "prompt_hash", "lora_adapter", "tools_json", "image_urls", "resume_choice", "model_fingerprint")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class GenerateRequest(_message.Message):
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     IMAGE_URLS_FIELD_NUMBER: _ClassVar[int]
     RESUME_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -78,7 +79,8 @@ class GenerateRequest(_message.Message):
     tools_json: str
     image_urls: _containers.RepeatedScalarFieldContainer[str]
     resume_choice: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., prompt_hash: _Optional[int] = ..., lora_adapter: _Optional[str] = ..., tools_json: _Optional[str] = ..., image_urls: _Optional[_Iterable[str]] = ..., resume_choice: _Optional[int] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stopping: _Optional[_Union[StoppingOptions, _Mapping]] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., prompt_hash: _Optional[int] = ..., lora_adapter: _Optional[str] = ..., tools_json: _Optional[str] = ..., image_urls: _Optional[_Iterable[str]] = ..., resume_choice: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -206,7 +208,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[GenerateStarted, _Mapping]] = ..., chunk: _Optional[_Union[GenerateChunk, _Mapping]] = ..., complete: _Optional[_Union[GenerateComplete, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class GenerateStarted(_message.Message):
-    __slots__ = ("request_id", "seed", "acceptance", "prompt_hash", "num_prompt_tokens", "model", "num_speculative_tokens", "max_speculative_tokens", "drafter")
+    __slots__ = ("request_id", "seed", "acceptance", "prompt_hash", "num_prompt_tokens", "model", "num_speculative_tokens", "max_speculative_tokens", "drafter", "model_fingerprint", "max_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +218,8 @@ class GenerateStarted(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     acceptance: _common_pb2.AcceptanceRule
@@ -225,23 +229,27 @@ class GenerateStarted(_message.Message):
     num_speculative_tokens: int
     max_speculative_tokens: int
     drafter: str
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., prompt_hash: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., model: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
+    model_fingerprint: str
+    max_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ..., prompt_hash: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., model: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("index", "token_ids", "text", "logprobs", "origins", "step")
+    __slots__ = ("index", "token_ids", "text", "logprobs", "origins", "step", "num_draft_tokens")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _common_pb2.TokenLogprobs
     origins: _containers.RepeatedScalarFieldContainer[_common_pb2.TokenOrigin]
     step: StepRecord
-    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
+    num_draft_tokens: int
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., step: _Optional[_Union[StepRecord, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("num_draft_tokens_wanted", "num_draft_tokens", "num_accepted_draft_tokens", "drafter", "draft_ms", "verify_ms", "network_ms", "queue_ms", "round_ms", "reason", "sampling_ms", "emit_ms", "cause", "soft_acceptances", "price_tokens_per_ms", "row_price_tokens", "draft_queue_ms", "draft_network_ms", "start_ms", "num_tokens", "ahead")

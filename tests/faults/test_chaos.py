@@ -171,7 +171,7 @@ async def kill_the_coordinator(client, children, restart):
 async def test_streams_survive_or_fail_honestly():
     rng = random.Random(2)
     num_whole = 0
-    async with services() as (children, restart, address), outrider.Client(address) as client:
+    async with services() as (children, restart, address), outrider.Client(address, resume=None) as client:
         await healthy(client)
         prompts, texts = await undisturbed(client)
         for round_number in range(scaled(20, at_least=2)):

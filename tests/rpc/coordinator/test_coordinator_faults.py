@@ -113,7 +113,7 @@ async def test_a_stream_moves_to_another_target_worker_and_its_text_does_not_cha
 async def test_without_another_target_the_client_is_told_to_try_again() -> None:
     quick = {"target_wait_s": 0.2}
     async with in_process_stack(TARGET + ",pass_ms=2", DRAFT, target_worker=AT_ONCE, coordinator=quick) as stack:
-        async with Client(stack.address) as client:
+        async with Client(stack.address, resume=None) as client:
             with pytest.raises(OutriderError) as lost:
                 await collect(client.generate("ABC", temperature=0, max_tokens=500), 10, stack.target[0].close)
             assert lost.value.status == "UNAVAILABLE"
@@ -290,7 +290,7 @@ async def test_a_frozen_worker_is_known_within_its_time(role: str, monkeypatch: 
     quick = {"heartbeat_ms": 50, "peer_timeout_s": 0.4, "target_wait_s": 0.2}
     async with (
         in_process_stack(TARGET + ",pass_ms=5", DRAFT, coordinator=quick) as stack,
-        Client(stack.address) as client,
+        Client(stack.address, resume=None) as client,
     ):
         request = client.complete("ABC", temperature=0, max_tokens=200, num_speculative_tokens=2)
         if role == "draft":

@@ -9,7 +9,16 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from session_clients import open_request, read, running_draft, running_target, target_opening, until, verify_request
+from session_clients import (
+    decode_request,
+    open_request,
+    read,
+    running_draft,
+    running_target,
+    target_opening,
+    until,
+    verify_request,
+)
 
 from outrider.errors import BY_STATUS, InvalidArgument, OutriderError, Unavailable
 from outrider.serving.channel import MAX_MESSAGE_BYTES, open_channel
@@ -166,6 +175,13 @@ async def test_reflection_lists_services_and_can_be_switched_off():
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def until_draining(worker):
+    async def not_serving():
+        return await check(worker.channel, "outrider.v1.TargetService") == NOT_SERVING
+
+    await until(not_serving)
+
+
 async def test_drain_lets_streams_end_refuses_new_ones_and_stops():
     async with running_target(drain_grace_s=20.0) as worker:
         running = worker.target.Session()
@@ -177,13 +193,10 @@ async def test_drain_lets_streams_end_refuses_new_ones_and_stops():
         async def both_run():
             return (await worker.describe()).capacity.num_sessions == 2
 
-        async def not_serving():
-            return await check(worker.channel, "outrider.v1.TargetService") == NOT_SERVING
-
         await until(both_run)
 
         worker.server.stop.set()
-        await until(not_serving)
+        await until_draining(worker)
         assert await check(worker.channel) == NOT_SERVING
 
         await silent.write(open_request(target_opening()))
@@ -205,8 +218,44 @@ async def test_drain_lets_streams_end_refuses_new_ones_and_stops():
             await worker.server.task
 
 
-async def test_drain_ends_streams_that_outstay_the_grace():
-    async with running_target(drain_grace_s=0.2) as worker:
+async def handed_over(session):
+    """What a session that is over was ended with."""
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await read(session)
+    return from_rpc_error(ended.value)
+
+
+async def test_drain_hands_over_a_session_that_outstays_the_grace_even_if_it_is_silent():
+    async with running_target(drain_grace_s=0.5) as worker:
+        session = worker.target.Session()
+        await session.write(open_request(target_opening()))
+        await read(session)
+        worker.server.stop.set()
+        error = await handed_over(session)
+        assert (error.status, error.reason, error.retry_delay_s) == ("ABORTED", "DRAINING", 0.0)
+        async with asyncio.timeout(10):
+            await worker.server.task
+
+
+async def test_drain_ends_a_run_behind_a_whole_token():
+    async with running_target("toy:vocab=16,pass_ms=10", drain_grace_s=0.5) as worker:
+        session = worker.target.Session()
+        await session.write(open_request(target_opening(max_tokens=3000)))
+        ids = [1, 2, 3, *(await read(session)).verdict.committed_ids]
+        await session.write(decode_request(ids, 3000))
+        worker.server.stop.set()
+        while not (verdict := (await read(session)).verdict).decode_ended:
+            assert verdict.header.base_length == len(ids), "no token is lost on the way"
+            ids += verdict.committed_ids
+        assert len(ids) < 3000, "INCONCLUSIVE: it had its end"
+        error = await handed_over(session)
+        assert (error.status, error.reason) == ("ABORTED", "DRAINING")
+        async with asyncio.timeout(10):
+            await worker.server.task
+
+
+async def test_drain_without_a_grace_cuts_off():
+    async with running_target(drain_grace_s=0.0) as worker:
         session = worker.target.Session()
         await session.write(open_request(target_opening()))
         await read(session)

@@ -155,3 +155,27 @@ async def test_waiting_takes_nothing():
     assert await stream.receive() is None
     await pump
     stream.close()
+
+
+async def test_a_stream_handed_over_answers_the_message_at_hand_and_no_other():
+    stream, answering = new_stream(), asyncio.Event()
+
+    async def drive(stream):
+        while (message := await stream.receive()) is not None:
+            stream.hand_over(Aborted("elsewhere", reason="DRAINING"))
+            await answering.wait()
+            stream.send(message)
+
+    received = []
+    asyncio.get_running_loop().call_later(0.05, answering.set)
+    with pytest.raises(Aborted, match="elsewhere"):
+        await collect(stream, messages("a", "b", then_silence=True), drive, received)
+    assert received == ["a"]
+
+
+async def test_a_silent_stream_is_handed_over_at_once():
+    stream = new_stream()
+    asyncio.get_running_loop().call_later(0.05, stream.hand_over, Aborted("elsewhere"))
+    with pytest.raises(Aborted, match="elsewhere"):
+        async with asyncio.timeout(10):
+            await collect(stream, messages(then_silence=True), echo)
