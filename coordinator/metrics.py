@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from coordinator.failover_families import FailoverFamilies
 from coordinator.draining import HandedOver
+from coordinator.failover_families import FailoverFamilies
 from coordinator.metric_families import FALLBACKS, NO_PROPOSAL, Totals, families
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
