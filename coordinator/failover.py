@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 
 from coordinator.peer import WORKER_LOST, WORKER_SILENT, WORKER_STOPPED
-from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import DRAINING, Aborted, OutriderError, ResourceExhausted, Unavailable
 
-DRAINING = "DRAINING"
-"""Reason of a worker that ends: what it refuses or hands over goes on at another one."""
 DIED = "died"
 SILENT = "silent"
 STOPPED = "stopped"

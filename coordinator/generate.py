@@ -15,6 +15,7 @@ from coordinator.outbox import Outbox
 from coordinator.pool import SessionPool
 from coordinator.request import AUTO, ResolvedRequest
 from coordinator.round_loop import RoundLoop
+from coordinator.standby import Standby
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import TextCodec
 from coordinator.traces import KeepStep, Traces
@@ -106,7 +107,8 @@ class Generation:
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
         stream.keeps_steps |= self.traces.is_on
         meter = self._metrics.watch(stream, arrived)
-        target = TargetSide(stream, self._pool, self._settings.target_wait_s)
+        standby = Standby(stream, self._pool) if self._settings.warm_standby else None
+        target = TargetSide(stream, self._pool, self._settings.target_wait_s, standby)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
         loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived, keep_step)

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from coordinator.draft_link import DraftLink
-from coordinator.features import FeatureFeed
+from coordinator.features import FeatureFeed, FeatureRelay
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.picking import PrefixMemory, prefix_keys
 from coordinator.fleet.worker import WorkerRecord
@@ -70,7 +70,7 @@ class SessionPool:
         """Guesses for this stream, from what it and its tenant's earlier streams wrote."""
         return LocalDrafts(stream, self._memory)
 
-    def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
+    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "") -> TargetLink:
         request = stream.request
         keys = prefix_keys((request.model_fingerprint, request.tenant), request.prompt_ids)
         worker = self._directory.pick_target(
@@ -80,6 +80,7 @@ class SessionPool:
             request.drafter,
             cached=self._prefixes.cached(keys),
             numerics=self._numerics.get(stream, ""),
+            standby=standby,
         )
         self._prefixes.remember(keys, worker.address)
         if worker.description is not None:
@@ -102,6 +103,16 @@ class SessionPool:
         states = next(iter(worker.description.drafter_features.values()), "")
         feed = FeatureFeed(stream.features, peer, states, request.model_fingerprint)
         return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead), worker)
+
+    def connect_standby(self, stream: Stream, avoid: str) -> TargetLink:
+        request, numerics = stream.request, self._numerics.get(stream, "")
+        worker = self._directory.pick_target(
+            request.model, request.model_fingerprint, frozenset({avoid}), numerics=numerics
+        )
+        call = wire.target_call(worker.channel, self._timeout_s(stream))
+        peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
+        link = TargetLink(peer, worker.address, stream.log, FeatureRelay(), "")
+        return self._enlist(link, worker, self._promised_blocks(stream, worker))
 
     def next_change(self) -> asyncio.Event:
         """Set once the health of any worker may have changed."""

@@ -30,8 +30,8 @@ class Stream:
         deadline: float | None = None,
         has_client_deadline: bool = False,
     ) -> None:
-        """`deadline` is in the event loop's time: its client's own, or the server's longest. Raises InvalidArgument when
-        `resume_token_ids` go on past the end."""
+        """`deadline` is in the event loop's time: its client's own, or the server's longest. Raises InvalidArgument
+        when `resume_token_ids` go on past the end."""
         self.request = request
         self.choice = choice
         self.deadline = deadline

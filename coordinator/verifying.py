@@ -17,6 +17,7 @@ from typing import Protocol
 from coordinator.failover import SUDDEN, Failover, cause_of
 from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, Choice
+from coordinator.standby import Standby
 from coordinator.stream import Stream
 from coordinator.suspicion import TRIAL_TOKENS, Suspicion
 from coordinator.target_link import TargetLink, Timed
@@ -32,8 +33,9 @@ NO_DRAFTS: tuple[str, int, tuple[int, ...]] = ("", 0, ())
 class TargetPool(Protocol):
     """Where links come from."""
 
-    def connect_target(self, stream: Stream, avoid: frozenset[str]) -> TargetLink:
-        """A link to the best healthy worker not in `avoid`. Raises Unavailable when there is none."""
+    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "") -> TargetLink:
+        """A link to the best healthy worker not in `avoid`; that at `standby` has the text computed. Raises Unavailable
+        when there is none."""
 
     def disconnect(self, link: TargetLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
@@ -52,10 +54,11 @@ class TargetSide:
     Unavailable is raised; Internal once the stream itself is found to kill its workers.
     """
 
-    def __init__(self, stream: Stream, pool: TargetPool, wait_s: float = 0.0) -> None:
+    def __init__(self, stream: Stream, pool: TargetPool, wait_s: float = 0.0, standby: Standby | None = None) -> None:
         self._stream = stream
         self._pool = pool
         self._wait_s = wait_s
+        self._standby = standby
         self._link: TargetLink | None = None
         self._failover = Failover()
         self._suspicion = Suspicion()
@@ -133,7 +136,9 @@ class TargetSide:
                 await self._link.stop_decoding()
 
     def close(self) -> None:
-        """Frees the session. Harmless when repeated."""
+        """Frees the session, and that on the standby. Harmless when repeated."""
+        if self._standby is not None:
+            self._standby.close()
         if self._link is not None:
             link, self._link = self._link, None
             self._pool.disconnect(link)
@@ -166,6 +171,7 @@ class TargetSide:
     async def _connected(self) -> TargetLink:
         """A link to another worker, or to the same one where there is no other. Waits for one to come back."""
         failover, pause_s = self._failover, self._failover.pause_s()
+        standby = self._standby.address if self._standby is not None else ""
         deadline = self._stream.deadline if self._stream.has_client_deadline else None
         try:
             async with asyncio.timeout_at(failover.gives_up_at(self._wait_s, deadline)):
@@ -174,7 +180,7 @@ class TargetSide:
                 while True:
                     change = self._pool.next_change()
                     try:
-                        return self._pool.connect_target(self._stream, frozenset(failover.failed))
+                        return self._pool.connect_target(self._stream, frozenset(failover.failed), standby)
                     except Unavailable:
                         if not failover.failed:
                             await change.wait()
@@ -184,6 +190,8 @@ class TargetSide:
 
     def _came(self, timed: Timed) -> Timed:
         self._suspicion.answered(len(timed.verdict.committed_ids))
+        if self._standby is not None and self._link is not None:
+            self._standby.follow(self._link.address)
         recovery_s = self._failover.recovered(_now())
         if recovery_s is None:
             return timed
@@ -205,8 +213,8 @@ class TargetSide:
         elif self._suspicion.died(self._stream.log.length):
             statistics.count_poisoned()
             raise Internal(
-                "target workers died one after another while they computed this request, and no other one is asked; the "
-                f"last one: {error.message}",
+                "target workers died one after another while they computed this request, and no other one is asked; "
+                f"the last one: {error.message}",
                 reason="POISONED_REQUEST",
             )
         self._failover.lost(error, cause, link.address, _now())

@@ -102,6 +102,11 @@ class CoordinatorSettings(ServerSettings):
         description="Once all target workers are lost, a running stream waits so long for one to come back; one whose "
         "client gave a deadline, until that.",
     )
+    warm_standby: bool = Field(
+        False,
+        description="A second target worker computes each stream's text too, in its idle time: losing the first costs "
+        "about a pass, and the second one's cache is shared by twice the streams.",
+    )
     emit_buffer_chunks: int = Field(64, ge=1, description="Chunks waiting for a slow client before its stream pauses.")
     max_client_pause_s: float = Field(
         60.0, gt=0, description="A stream that is paused for a client that reads nothing for this long is ended."

@@ -100,11 +100,12 @@ class WorkerDirectory:
         *,
         cached: Mapping[str, int] = NOTHING_CACHED,
         numerics: str = "",
+        standby: str = "",
     ) -> WorkerRecord:
         """The healthy worker of these weights for the next stream, see `best_target`. Raises Unavailable.
 
         cached: tokens of the prompt that workers have probably computed, by address. numerics: fingerprint of the
-        worker that had the stream before; empty: none had.
+        worker that had the stream before; empty: none had. standby: address of one that has its text computed.
         """
         healthy = [
             w
@@ -121,6 +122,7 @@ class WorkerDirectory:
                 cached.get(w.address, 0),
                 has_drafter=drafter in ("", *_target_drafters(w)),
                 same_numerics=numerics in ("", _numerics_of(w)),
+                is_standby=w.address == standby,
             )
             for w in healthy
         )

@@ -25,13 +25,15 @@ Keys = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Target(Generic[W]):
-    """load: streams on it, of all coordinators. cached: tokens of the prompt that it has probably computed already."""
+    """load: streams on it, of all coordinators. cached: tokens of the prompt that it has probably computed already.
+    is_standby: it has followed the stream."""
 
     worker: W
     load: int
     cached: int = 0
     has_drafter: bool = True
     same_numerics: bool = True
+    is_standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,11 @@ class Draft(Generic[W]):
 
 
 def best_target(targets: Iterable[Target[W]]) -> W | None:
-    """One with the numerics of the worker before it, and with the wanted drafter, where there is such; of these the one
-    that has most of the prompt, unless others are much less loaded; else the least loaded, the first of several."""
+    """One with the numerics of the worker before it, the standby, one with the wanted drafter, where there is such; of
+    these the one that has most of the prompt, unless others are much less loaded; else the least loaded, the first of
+    several."""
     found = list(targets)
-    for wanted in ("same_numerics", "has_drafter"):
+    for wanted in ("same_numerics", "is_standby", "has_drafter"):
         found = [t for t in found if getattr(t, wanted)] or found
     if not found:
         return None

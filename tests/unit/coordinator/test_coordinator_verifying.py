@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import coordinator.failover as failover
-from coordinator.failover import DRAINING, MAX_FORGOTTEN
+from coordinator.failover import MAX_FORGOTTEN
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.peer import WORKER_LOST, WORKER_SILENT
 from coordinator.request import ResolvedRequest
@@ -19,7 +19,7 @@ from coordinator.suspicion import CLOSE_TOKENS, MAX_CLOSE_DEATHS, TRIAL_TOKENS
 from coordinator.target_link import Timed
 from coordinator.text.tokenizer import ToyCodec
 from coordinator.verifying import TargetSide
-from outrider.errors import Aborted, Internal, InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import DRAINING, Aborted, Internal, InvalidArgument, OutriderError, ResourceExhausted, Unavailable
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import Origin, SamplingParams, StoppingParams
 from outrider.serving.messages import TargetOpening, Verdict
@@ -117,7 +117,7 @@ class Pool:
         pending = self.faults.get((address, moment)) or [None]  # type: ignore[list-item]
         return pending.pop(0)
 
-    def connect_target(self, stream: Stream, avoid: frozenset[str]) -> Any:
+    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "") -> Any:
         for address in self.addresses:
             if address not in avoid:
                 self.num_open += 1
