@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma clean
+.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma soak clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -88,6 +88,10 @@ bench-gamma: setup  ## the chosen γ against the best fixed one, in simulation a
 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py
+
+# SECONDS=, SEED=, STREAMS=, FAULTS= reach it as make variables or from the environment: see tests/faults/soak.
+soak: setup  ## kills, freezes, drains, bad networks and bad clients against real services; JSON last
+	PYTHONPATH=tests $(BIN)/python -m faults.soak
 
 clean:  ## remove .venv and caches
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -13,7 +13,7 @@ import platform
 from collections.abc import AsyncIterator, Callable, Iterable
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Info, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Gauge, Info, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -38,7 +38,19 @@ def new_registry(role: str) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     build = Info(f"{PREFIX}build", "Versions; always 1.", registry=registry)
     build.info({"role": role, "version": version("outrider"), "python": platform.python_version()})
+    tasks = Gauge(
+        f"{PREFIX}event_loop_tasks", "Tasks that are not done: of calls, sessions, watches.", registry=registry
+    )
+    tasks.set_function(_num_tasks)
     return registry
+
+
+def _num_tasks() -> int:
+    """Of the loop that is scraped; 0 where there is none."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
 
 
 class Reading(Collector):

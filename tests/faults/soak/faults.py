@@ -1,0 +1,179 @@
+"""Brings the planned faults about, one after the other, and takes the time until they are noticed and overcome."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from faults.soak import plan
+from faults.soak.clients import Progress, Running
+from faults.soak.fleet import Fleet
+from faults.soak.plan import CLIENTS, COORDINATORS, Fault, Request
+
+VICTIM_WAIT_S = 5.0
+"""A victim without an open stream gets so long to have one, or is hit all the same."""
+WATCH_S = 10.0
+POLL_S = 0.02
+
+
+@dataclass
+class Damage:
+    """What was done, and what came of it."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    num_kills: int = 0
+    num_kills_of_streams: int = 0
+    """Kills of a process that had open streams."""
+    detection_s: list[float] = field(default_factory=list)
+    """From the kill or freeze of a worker until a coordinator sends no more streams there."""
+    recovery_s: list[float] = field(default_factory=list)
+    """From a kill until the next token of the stream that waited longest for it, of those that went on."""
+
+
+class Director:
+    """`running`: the requests that are open now. `launch`: starts one more, beside those of the plan."""
+
+    def __init__(
+        self, fleet: Fleet, progress: Progress, running: set[Running], launch: Callable[[Request], None]
+    ) -> None:
+        self.damage = Damage()
+        self._fleet = fleet
+        self._progress = progress
+        self._running = running
+        self._launch = launch
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def bring(self, fault: Fault) -> None:
+        """From its turn until everything is whole again."""
+        await self._progress.reach(self._progress.num_tokens + fault.after_tokens, limit_s=WATCH_S)
+        self.damage.kinds[fault.kind] += 1
+        match fault.kind:
+            case plan.KILL:
+                await self._kill(fault)
+            case plan.FREEZE | plan.FREEZE_LONG:
+                await self._freeze(fault)
+            case plan.DRAIN:
+                await self._drain(fault)
+            case plan.HALF_OPEN_COORDINATOR:
+                for link in fault.links:
+                    self._fleet.relays[link].fall_silent()
+                await self._kill(fault)
+            case plan.CANCEL_STORM:
+                for request in fault.requests:
+                    self._launch(request)
+            case _:
+                await self._disturb_links(fault)
+
+    async def finish(self) -> None:
+        """Waits for what is still being timed."""
+        await asyncio.gather(*self._watching)
+
+    async def _kill(self, fault: Fault) -> None:
+        for name in fault.victims:
+            open_streams = await self._open_streams(name)
+            self._fleet.kill(name)
+            self.damage.num_kills += 1
+            self.damage.num_kills_of_streams += open_streams > 0
+        self._time(fault, takes_recovery=fault.kind == plan.KILL and len(fault.victims) == 1)
+        await self._lasts(fault)
+        await self._restart(fault.victims)
+
+    async def _freeze(self, fault: Fault) -> None:
+        for name in fault.victims:
+            await self._open_streams(name)
+            self._fleet.freeze(name)
+        self._time(fault)
+        await self._lasts(fault)
+        for name in fault.victims:
+            self._fleet.thaw(name)
+
+    async def _drain(self, fault: Fault) -> None:
+        for name in fault.victims:
+            await self._open_streams(name)
+            self._fleet.drain(name)
+        await self._restart(fault.victims)
+
+    async def _disturb_links(self, fault: Fault) -> None:
+        for link in fault.links:
+            relay = self._fleet.relays[link]
+            match fault.kind:
+                case plan.CUT:
+                    relay.cut()
+                case plan.HOLD:
+                    relay.hold()
+                case plan.SLOW:
+                    relay.delay_s = fault.delay_s
+                case plan.SILENT:
+                    relay.fall_silent()
+        await self._lasts(fault)
+        for link in fault.links:
+            self._fleet.relays[link].heal()
+
+    async def _lasts(self, fault: Fault) -> None:
+        await self._progress.reach(self._progress.num_tokens + fault.lasts_tokens, limit_s=fault.limit_s)
+
+    async def _restart(self, names: Iterable[str]) -> None:
+        for name in names:
+            await self._fleet.ended(name)
+        await asyncio.gather(*(self._fleet.restart(name) for name in names))
+
+    async def _open_streams(self, name: str) -> int:
+        """Streams on a service at this moment; waits a while for one to come."""
+        for _ in range(round(VICTIM_WAIT_S / POLL_S)):
+            if name in COORDINATORS:
+                number = COORDINATORS.index(name)
+                count = sum(bool(one.token_ids) and one.coordinator == number for one in self._running)
+            else:
+                reading = await self._fleet.reading(name)
+                count = reading.num_sessions if reading is not None else 0
+            if count:
+                return count
+            await asyncio.sleep(POLL_S)
+        return 0
+
+    def _time(self, fault: Fault, *, takes_recovery: bool = False) -> None:
+        """Beside everything else: figures, never judged."""
+        now = time.monotonic()
+        workers = [name for name in fault.victims if name not in COORDINATORS]
+        timings = [self._detect(worker, caller, now) for worker in workers for caller in COORDINATORS]
+        timings += [self._recover(list(self._running), now)] if takes_recovery else []
+        for timing in timings:
+            task = asyncio.create_task(timing)
+            self._watching.add(task)
+            task.add_done_callback(self._watching.discard)
+
+    async def _detect(self, worker: str, caller: str, since: float) -> None:
+        address = self._fleet.relays[caller, worker].address
+        service = self._fleet.services[worker]
+        starts = service.num_starts
+        while service.num_starts == starts and (service.is_frozen or not service.is_meant_to_run):
+            reading = await self._fleet.reading(caller)
+            if reading is not None and reading.health.get(address) is False:
+                self.damage.detection_s.append(time.monotonic() - since)
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _recover(self, streams: list[Running], since: float) -> None:
+        """Streams that were told to be slow, or to end, prove nothing."""
+        waiting = [one for one in streams if one.token_ids and not one.request.is_slow]
+        gaps: list[float] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_S):
+                while waiting:
+                    gaps += [after for one in waiting if (after := _next_arrival(one, since)) is not None]
+                    waiting = [one for one in waiting if _next_arrival(one, since) is None and one in self._running]
+                    await asyncio.sleep(POLL_S)
+        if gaps:
+            self.damage.recovery_s.append(max(gaps))
+
+
+def _next_arrival(running: Running, since: float) -> float | None:
+    return next((arrival - since for arrival in running.arrivals if arrival > since), None)
+
+
+def client_links() -> list[tuple[str, str]]:
+    return [(CLIENTS, name) for name in COORDINATORS]
