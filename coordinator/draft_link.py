@@ -128,7 +128,7 @@ class DraftLink:
                     proposal = await self._answer(expected, drafter, limit)
                     if proposal is None:
                         continue
-                    if not self._covered and proposal.num_draft_tokens > num_draft_tokens:
+                    if proposal.num_draft_tokens > max(num_draft_tokens, self._max_ahead_tokens):
                         self._num_dropped += 1
                         return wire.SealedProposal()
                     return proposal

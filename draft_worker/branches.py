@@ -19,6 +19,8 @@ START_TEMPERATURE = 0.5
 FORGET = 0.98
 NUM_BINS = 8
 PRIOR_CHANCE, PRIOR_WEIGHT = 0.7, 4.0
+MAX_CHANCE = 0.98
+"""That a draft stands: below 1, so that the first drafts of a branch come before its later ones."""
 
 
 class Place(NamedTuple):
@@ -134,9 +136,46 @@ def likeliest_outcomes(
     return [outcome for outcome in found[:num_outcomes] if outcome.probability >= min_probability]
 
 
-def worth(outcomes: Sequence[Outcome], value_ms: float, cost_ms: float) -> list[Outcome]:
-    """Those whose branch saves more than it costs, in expectation."""
-    return [outcome for outcome in outcomes if outcome.probability * value_ms >= cost_ms]
+def allotted(
+    probabilities: Sequence[float],
+    chance: float,
+    num_draft_tokens: int,
+    *,
+    max_drafts: int,
+    value_ms: float = 0.0,
+    row_ms: float = 0.0,
+) -> list[int]:
+    """Drafts behind each outcome, at most `num_draft_tokens`, `max_drafts` in all: where they are likeliest to be used.
+
+    The i-th draft of a branch is used with probability * chance^i. chance: that a draft stands. value_ms: what a whole
+    branch saves; of it each draft has its share, and one is left out whose row is expected to save less than it costs.
+    0: not told; then branches are whole, or not at all. row_ms: what a row adds to a pass. It counts half: a build that
+    is too long for the target's round is waited for with half of what is missing, since one round's wait is the next
+    one's head start.
+    """
+    if not value_ms:
+        num_whole = max_drafts // num_draft_tokens
+        return [num_draft_tokens * (rank < num_whole) for rank in range(len(probabilities))]
+    reached = min(chance, MAX_CHANCE) ** np.arange(1, num_draft_tokens + 1)
+    gains = np.multiply.outer(np.asarray(probabilities, np.float64), reached)
+    order = np.argsort(-gains, axis=None, kind="stable")[: max(0, max_drafts)]
+    order = order[value_ms * gains.ravel()[order] / reached.sum() >= row_ms / 2]
+    return np.bincount(order // num_draft_tokens, minlength=len(gains)).tolist()
+
+
+class Chance:
+    """That a draft stands if those before it do, over all places of late."""
+
+    def __init__(self) -> None:
+        self._stood, self._seen = PRIOR_CHANCE * PRIOR_WEIGHT, PRIOR_WEIGHT
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        self._stood = FORGET * self._stood + num_accepted
+        self._seen = FORGET * self._seen + min(num_drafts, num_accepted + 1)
+
+    @property
+    def value(self) -> float:
+        return self._stood / self._seen
 
 
 @dataclass(slots=True)

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draft_worker.branches import MatchOutlook, Outlook, Place, RatioOutlook, RowCost, likeliest_outcomes, worth
+from draft_worker.branches import (
+    Chance,
+    MatchOutlook,
+    Outcome,
+    Outlook,
+    Place,
+    RatioOutlook,
+    RowCost,
+    allotted,
+    likeliest_outcomes,
+)
 from outrider.drafting.chain import draw_token, length_in_step
 from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.drafting.tree import PREFIX, chain_parents
@@ -30,12 +40,17 @@ NUM_CANDIDATES = 16
 """Ids of a place that may be guessed to come next."""
 MIN_PROBABILITY = 1 / 512
 """An outcome less likely is not worth a branch, whatever it costs."""
+LIKELY = 0.2
+"""Chance from which on a draft is worth a pass of its own."""
+UNREAD = Place(np.arange(-8, 0), np.array([0.55, 0.17, 0.09, 0.06, 0.05, 0.03, 0.03, 0.02]))
+"""After the last draft until its row is there, so that room is left: no ids, and the masses of a place of its kind."""
 
 
 @dataclass(slots=True)
 class _Branch:
     """Drafts behind one outcome. `ids`: its tokens on top of the log, `num_committed` of them, then the drafts; `node`:
-    of the last one computed. `next_hash`: of all of them; `prefix_hash`: of those before the drafts."""
+    of the last one computed. `next_hash`: of all of them; `prefix_hash`: of those before the drafts. `limit`: of the
+    drafts."""
 
     ids: list[int]
     num_committed: int
@@ -43,6 +58,7 @@ class _Branch:
     next_hash: int
     limit: int
     node: int
+    probability: float
     q: list[SparseQ | None] = field(default_factory=list)
     ended: bool = False
 
@@ -53,12 +69,6 @@ class _Branch:
     def proposal(self, drafter: str) -> Proposal:
         is_sampled = self.q[0] is not None
         return Proposal(self.drafts, tuple(self.q) if is_sampled else (), drafter=drafter)
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    proposal: Proposal
-    num_wanted: int
 
 
 class DraftAhead:
@@ -73,7 +83,8 @@ class DraftAhead:
         self._num_in_step = 0
         self._outlook: Outlook = MatchOutlook() if log.sampling.decides_by_match else RatioOutlook()
         self._row_cost = RowCost()
-        self._whole: dict[int, _Whole] = {}
+        self._chance = Chance()
+        self._whole: dict[int, Proposal] = {}
         self._growing: frozenset[int] = frozenset()
         self._only: int | None = None
         self._pending: Forward | None = None
@@ -88,16 +99,12 @@ class DraftAhead:
         num_accepted = _num_same(came, drafts)
         if places and len(came) == num_accepted + 1:  # one round, and no other since
             self._outlook.observe(places, drafts, num_accepted, came[-1])
+            self._chance.observe(len(drafts), num_accepted)
 
-    def take(self, num_draft_tokens: int) -> Proposal | None:
-        """The branch that the log has become, cut to so many drafts; None: there is none that is as long. All others
-        are forgotten."""
-        whole = self._whole.get(self._log.prefix_hash)
-        self._whole = {}
-        if whole is None or (whole.num_wanted < num_draft_tokens):
-            return None
-        proposal = whole.proposal
-        return proposal if len(proposal) <= num_draft_tokens else proposal.kept(range(num_draft_tokens))
+    def take(self) -> Proposal | None:
+        """The branch that the log has become, whole, as it was told; None: there is none. All others are forgotten."""
+        whole, self._whole = self._whole, {}
+        return whole.get(self._log.prefix_hash)
 
     def waits_for(self, prefix_hash: int) -> bool:
         """Whether a branch of the running program is the one for this prefix: it is then grown alone, to its end. Any
@@ -120,8 +127,12 @@ class DraftAhead:
             self._row_cost.observe(1, proposal.compute_us / 1000 / len(proposal))
 
     def prepare(self, sequence: SequenceHandle, chain: Proposal, wish: AheadWish) -> Program[Branches]:
-        """Branches behind `chain`, which is being verified on top of the log: one pass over it for the logits along it,
-        then one pass a draft for all branches. Drops out of the way of any forward of another stream."""
+        """Branches behind `chain`, which is being verified on top of the log: a pass over it for the logits along it,
+        then one pass a draft for all branches. Drops out of the way of any forward of another stream.
+
+        Where drafts were sampled, their q tells what may stand in place of each: branches begin with the pass over the
+        chain, but for those behind all of it, which begin a pass later.
+        """
         started_ns = time.perf_counter_ns()
         log = self._log
         header, base = log.header, len(log.ids)
@@ -131,50 +142,48 @@ class DraftAhead:
         is_whole = False
         try:
             rows = self._not_cached(sequence)
-            most = min(wish.num_branches, (sequence.max_length - base - len(chain)) // wish.num_draft_tokens)
-            if most < 1:
+            room = sequence.max_length - base - len(chain)
+            if room < wish.num_draft_tokens:
                 return Branches(header)
-            result = yield Forward(
-                sequence,
-                [*rows, *chain.token_ids],
-                num_logits=len(chain) + 1,
-                parents=chain_parents(len(chain)),
-                background=True,
-            )
-            queue_us += result.queue_us
-            places = self._places(result.logits, chain)
-            self._foretold = (base, places, chain.token_ids)
-            branches = self._branches(places, chain, most, wish)
-            self._growing = frozenset(branch.prefix_hash for branch in branches)
+            places = self._places_of(chain)
+            num_read = len(chain) + 1 - len(places)
+            if places:
+                branches = self._begin(branches, [*places, UNREAD], chain, room, wish)
+            rows, parents = [*rows, *chain.token_ids], list(chain_parents(len(chain)))
             num_nodes = len(chain)
-            for _ in range(wish.num_draft_tokens):
+            for _ in range(self._num_passes(len(chain), wish, begun=bool(places))):
                 growing = [b for b in branches if not b.ended and self._only in (None, b.prefix_hash)]
-                if not growing:
+                if not (growing or num_read):
                     break
                 self._pending = Forward(
                     sequence,
-                    [b.ids[-1] for b in growing],
-                    num_logits=len(growing),
-                    parents=[b.node for b in growing],
+                    [*rows, *(b.ids[-1] for b in growing)],
+                    num_logits=num_read + len(growing),
+                    parents=[*parents, *(b.node for b in growing)],
                     background=self._only is None,
                 )
                 if self._only is not None:  # since it was looked at: whoever said so could not see this forward yet
                     self._pending.background = False
                 result = yield self._pending
                 queue_us += result.queue_us
-                self._row_cost.observe(len(growing), result.compute_us / 1000)
                 for index, branch in enumerate(growing):
-                    self._grow(branch, result.logits[index])
+                    self._grow(branch, result.logits[num_read + index])
                     branch.node = num_nodes + index
                 num_nodes += len(growing)
+                if num_read:
+                    places += self._places(result.logits[:num_read], chain)
+                    self._foretold = (base, places, chain.token_ids)
+                    branches = self._begin(branches, places, chain, room, wish)
+                    rows, parents, num_read = [], [], 0
+                else:
+                    self._row_cost.observe(len(growing), result.compute_us / 1000)
             is_whole = True
         finally:
             self._growing, self._pending = frozenset(), None
             given_up = [b for b in branches if not is_whole or self._only not in (None, b.prefix_hash)]
             self._count(branches, given_up)
         kept = [b for b in branches if b.q and b not in given_up]
-        told = {b.prefix_hash: b.proposal(self._drafter) for b in kept}
-        self._whole = {prefix_hash: _Whole(p, wish.num_draft_tokens) for prefix_hash, p in told.items()}
+        self._whole = told = {b.prefix_hash: b.proposal(self._drafter) for b in kept}
         return Branches(
             header,
             proposals=told,
@@ -183,25 +192,41 @@ class DraftAhead:
             compute_us=max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us),
         )
 
+    def _num_passes(self, num_drafts: int, wish: AheadWish, *, begun: bool) -> int:
+        """One over the chain and one a draft. Where branches begin with the first of them, those behind all of the
+        chain may be a draft shorter, if that draft is unlikely to be used and branches need not be whole."""
+        is_likely = self._chance.value ** (num_drafts + wish.num_draft_tokens) > LIKELY
+        return wish.num_draft_tokens + (is_likely or not begun or not wish.value_ms)
+
     def _count(self, branches: Sequence[_Branch], given_up: Sequence[_Branch]) -> None:
         self._counters.num_ahead_draft_tokens += sum(len(b.drafts) for b in branches)
         self._num_cancelled += sum(len(b.drafts) for b in given_up)
 
+    def _places_of(self, chain: Proposal) -> list[Place]:
+        """What might have stood at each draft's place: its q; none where drafts were not sampled."""
+        return [_likely(q) for q in chain.q if q is not None]
+
     def _places(self, logits: np.ndarray, chain: Proposal) -> list[Place]:
-        """What may stand at each draft's place, and after the last; logits float32[len(chain) + 1, V]."""
-        log = self._log
+        """What may stand at the last of the drafts' places and after them, of which these are the rows; float32[n, V],
+        n at most one more than drafts."""
+        history, first, num_pushed = self._log.history, len(chain) + 1 - len(logits), 0
         places = []
         try:
             for index in range(len(chain) + 1):
-                try:
-                    places.append(self._place(logits[index], len(log.ids) + index))
-                except Internal:
-                    places.append(Place(np.zeros(0, np.int64), np.zeros(0)))
+                if index >= first:
+                    places.append(self._place_or_none(logits[index - first], len(self._log.ids) + index))
                 if index < len(chain):
-                    log.history.push(chain.token_ids[index])
+                    history.push(chain.token_ids[index])
+                    num_pushed += 1
         finally:
-            log.history.pop(min(len(places), len(chain)))
+            history.pop(num_pushed)
         return places
+
+    def _place_or_none(self, logits: np.ndarray, position: int) -> Place:
+        try:
+            return self._place(logits, position)
+        except Internal:
+            return _place(np.zeros(0, np.int64), np.zeros(0))
 
     def _place(self, logits: np.ndarray, position: int) -> Place:
         log = self._log
@@ -216,29 +241,38 @@ class DraftAhead:
             keys = weights + log.noise.gumbel(position, len(weights) if ids is None else ids)
             best = likeliest(keys, NUM_CANDIDATES)
             return _place(best if ids is None else ids[best], keys[best])
-        q = sparse_q(*subject, self._max_q_entries)
-        return _place(q.ids[:NUM_CANDIDATES], q.counts[:NUM_CANDIDATES])
+        return _likely(sparse_q(*subject, self._max_q_entries))
 
-    def _branches(self, places: list[Place], chain: Proposal, most: int, wish: AheadWish) -> list[_Branch]:
-        """Of the likeliest outcomes, as many as are worth their rows."""
+    def _begin(
+        self, begun: list[_Branch], places: list[Place], chain: Proposal, room: int, wish: AheadWish
+    ) -> list[_Branch]:
+        """These, and those behind the likeliest other outcomes, the likeliest first. room: for drafts of all."""
         log = self._log
         outcomes = likeliest_outcomes(
-            places, chain.token_ids, self._outlook, most, min_probability=MIN_PROBABILITY,
+            places, chain.token_ids, self._outlook, wish.num_branches, min_probability=MIN_PROBABILITY,
             left_out=log.stopping.stop_token_ids,
         )  # fmt: skip
-        if wish.value_ms:
-            outcomes = worth(outcomes, wish.value_ms, wish.num_draft_tokens * self._row_cost.ms)
-        branches = []
-        for outcome in outcomes:
-            ids = [*chain.token_ids[: outcome.num_accepted], outcome.token_id]
-            # as in `DraftSession.advance`: the stream's last token needs no draft
-            limit = min(wish.num_draft_tokens, log.max_length - len(log.ids) - len(ids) - 1)
-            if limit < 1:
-                continue
-            prefix_hash = hash_ids(ids, log.prefix_hash)
-            node = outcome.num_accepted - 1 if outcome.num_accepted else PREFIX
-            branches.append(_Branch(ids, len(ids), prefix_hash, prefix_hash, limit, node))
+        known = {(b.num_committed - 1, b.ids[b.num_committed - 1]) for b in begun}
+        outcomes = [o for o in outcomes if o[:2] not in known][: wish.num_branches - len(begun)]
+        num_drafts = allotted(
+            [o.probability for o in outcomes], self._chance.value, wish.num_draft_tokens,
+            max_drafts=room - sum(b.limit for b in begun), value_ms=wish.value_ms, row_ms=self._row_cost.ms,
+        )  # fmt: skip
+        branches = begun + [
+            self._branch(chain, o, n) for o, n in zip(outcomes, num_drafts, strict=True) if o.token_id >= 0
+        ]
+        branches = sorted((b for b in branches if b.limit > 0), key=lambda b: -b.probability)
+        self._growing = frozenset(b.prefix_hash for b in branches)
         return branches
+
+    def _branch(self, chain: Proposal, outcome: Outcome, num_drafts: int) -> _Branch:
+        log = self._log
+        ids = [*chain.token_ids[: outcome.num_accepted], outcome.token_id]
+        # as in `DraftSession.advance`: the stream's last token needs no draft
+        limit = min(num_drafts, log.max_length - len(log.ids) - len(ids) - 1)
+        prefix_hash = hash_ids(ids, log.prefix_hash)
+        node = outcome.num_accepted - 1 if outcome.num_accepted else PREFIX
+        return _Branch(ids, len(ids), prefix_hash, prefix_hash, limit, node, outcome.probability)
 
     def _grow(self, branch: _Branch, logits: np.ndarray) -> None:
         """The branch's next draft, as `ModelDrafter` draws it."""
@@ -290,6 +324,10 @@ def settle(sequence: SequenceHandle, committed: Sequence[int]) -> None:
 def _place(ids: np.ndarray, values: np.ndarray) -> Place:
     kept = np.isfinite(values)
     return Place(np.asarray(ids)[kept].astype(np.int64), np.asarray(values)[kept].astype(np.float64))
+
+
+def _likely(q: SparseQ) -> Place:
+    return _place(q.ids[:NUM_CANDIDATES], q.counts[:NUM_CANDIDATES])
 
 
 def _num_same(a: Sequence[int], b: Sequence[int]) -> int:

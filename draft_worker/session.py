@@ -137,7 +137,7 @@ class DraftSession:
         if num_useful < 1:
             return Proposal(drafter=chosen.name)
         num_draft_tokens = min(num_draft_tokens, num_useful)
-        branch = self.ahead.take(num_draft_tokens)
+        branch = self.ahead.take()
         if chosen.name != MODEL:
             return (yield from chosen.propose(num_draft_tokens))
         if branch is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import chances_of
 from coordinator.gamma.plans import MIN_RUN_TOKENS, PLAIN, PLAIN_PROBE_TOKENS, WARM_UP_TOKENS, Objective, Plan
-from coordinator.gamma.policy import MISS, Candidate, Choice, RoundReport
+from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
 from outrider.drafting.guess import Guess
 from outrider.results import DrafterOutlook
@@ -129,8 +129,8 @@ class AdaptiveGamma:
         if candidate is None:
             costs.observe_plain(report)
             return
-        if report.ahead:
-            self._objective.hit_rate(candidate).observe(report.ahead != MISS)
+        if candidate.max_branches:
+            self._objective.hit_rate(candidate).observe(report)
         observe_cost = costs.observe_step if candidate.on_target else costs.observe_round
         observe_cost(report, candidate)
         if not report.ended:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from coordinator.gamma.acceptance import Acceptance
-from coordinator.gamma.ahead import HitRate, ahead_of
+from coordinator.gamma.ahead import HitRate, best_ahead
 from coordinator.gamma.costs import RoundCosts
 from coordinator.gamma.head_trees import MAX_DEPTH, MAX_WIDTH, Chance, best_shape, chances, expected_accepted, widened
 from coordinator.gamma.policy import Candidate, Choice, RoundReport
@@ -154,7 +154,8 @@ class Objective:
         gammas = range(1, len(expected))
         if candidate.on_target:
             return _best(self._run(candidate, gamma, expected[gamma], credit_tokens) for gamma in gammas)
-        return _best(self._round(candidate, gamma, expected[gamma]) for gamma in gammas)
+        plan = _best(self._round(candidate, gamma, expected[gamma]) for gamma in gammas)
+        return self._ahead(candidate, expected, plan) or plan
 
     def fixed_shape(self, candidate: Candidate, num_draft_tokens: int) -> tuple[int, ...]:
         """Of the tree of so many nodes that commits most per ms, no chain where there are two or more."""
@@ -269,12 +270,23 @@ class Objective:
         return min(candidate.max_depth or MAX_DEPTH, max_nodes, MAX_DEPTH)
 
     def _round(self, candidate: Candidate, gamma: int, tokens: float) -> Plan:
-        taken = self._costs.taken(gamma)
+        ms, taken = self._costs.round_ms(candidate, gamma), self._costs.taken(gamma)
+        return Plan(candidate.name, gamma, tokens, ms, candidate, taken=taken)
+
+    def _ahead(self, candidate: Candidate, expected: Sequence[float], on_demand: Plan) -> Plan | None:
+        """The same with drafts ahead of the verdict, where it pays or is wished."""
         if self._draft_ahead == "off":
-            return Plan(candidate.name, gamma, tokens, self._costs.round_ms(candidate, gamma), candidate, taken=taken)
-        hit_rate, always = self.hit_rate(candidate).value, self._draft_ahead == "on"
-        ahead, ms = ahead_of(self._costs, candidate, gamma, hit_rate, always=always)
-        return Plan(candidate.name, gamma, tokens, ms, candidate, taken=taken, ahead=ahead)
+            return None
+        always = self._draft_ahead == "on"
+        found = best_ahead(
+            self._costs, candidate, expected, self.hit_rate(candidate), on_demand.rate, always=always
+        )  # fmt: skip
+        if found is None:
+            return None
+        taken = self._costs.taken(found.num_drafts)
+        return Plan(
+            candidate.name, found.num_on_demand, found.tokens, found.ms, candidate, taken=taken, ahead=found.wish
+        )  # fmt: skip
 
     def _guess(self, guess: Guess, num_tokens: int) -> Plan:
         tokens, ms = 1 + guess.expected_accepted(num_tokens), self._costs.local_round_ms(num_tokens)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 
 import pytest
 
 from coordinator.gamma.adaptive import AdaptiveGamma
-from coordinator.gamma.ahead import MAX_ROUNDS_WITHOUT, MIN_ROUNDS_BEFORE, NUM_RETRIES, HitRate
+from coordinator.gamma.ahead import (
+    MAX_ROUNDS_WITHOUT,
+    MIN_ROUNDS_BEFORE,
+    NUM_RETRIES,
+    HitRate,
+    _Length,
+    best_ahead,
+)
+from coordinator.gamma.costs import RoundCosts
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
+from outrider.serving.messages import AheadWish
 
 MODEL = Candidate("model", max_branches=12)
 VERIFY_MS, DRAFT_MS, ACCEPT = 30.0, 3.0, 204
@@ -76,7 +87,7 @@ def test_the_first_rounds_are_on_demand_then_it_drafts_ahead() -> None:
     assert all(choice.ahead for choice in choices[MIN_ROUNDS_BEFORE + 1 :] if choice.reason != "probe")
     last = choices[-1].ahead
     assert last.num_branches == 12
-    assert last.num_draft_tokens == choices[-1].num_draft_tokens
+    assert last.num_draft_tokens > choices[-1].num_draft_tokens, "those of a miss are waited for"
     assert 0 < last.value_ms <= 5.0 + DRAFT_MS * last.num_draft_tokens + 1e-6
 
 
@@ -129,15 +140,69 @@ def test_a_drafter_that_cannot_is_not_asked() -> None:
             choice=choice, num_committed=4, verify_ms=120.0, round_ms=120.0))  # fmt: skip
 
 
+def round_of(num_drafts: int, ahead: str, num_wished: int = 5) -> RoundReport:
+    choice = Choice("model", num_drafts, "best", 0, MODEL, ahead=AheadWish(12, num_wished))
+    return report(choice, ahead=ahead)
+
+
 def test_a_hit_rate_is_a_streams_own_and_starts_from_the_others() -> None:
     prior = HitRate()
     good, bad = HitRate(prior), HitRate(prior)
     for _ in range(60):
-        good.observe(True)
-        bad.observe(False)
-    assert good.value > 0.85
-    assert bad.value < 0.3
-    assert bad.value < HitRate(prior).value < good.value
+        good.observe(round_of(5, HIT))
+        bad.observe(round_of(5, MISS))
+    assert good.of(5) > 0.85
+    assert bad.of(5) < 0.3
+    assert bad.of(5) < HitRate(prior).of(5) < good.of(5)
+
+
+@pytest.mark.parametrize("num_drafts", [3, 8])
+def test_hits_are_rarer_behind_a_longer_chain(num_drafts: int) -> None:
+    """Seen at chains of one length it foretells those of others: each draft costs the same share of hits."""
+    rng, hits, survives = random.Random(1), HitRate(), 0.94
+    for _ in range(3000):
+        hits.observe(round_of(num_drafts, HIT if rng.random() < survives**num_drafts else MISS))
+    for other in (2, 5, 10):
+        assert hits.of(other) == pytest.approx(survives**other, abs=0.12)
+    assert hits.of(2) > hits.of(5) > hits.of(10)
+
+
+def test_branches_shorter_than_wished_promise_less() -> None:
+    hits, expected = HitRate(), [1.0, 1.8, 2.4, 2.9]
+    assert [hits.tokens(expected, n) for n in range(4)] == pytest.approx(expected)
+    for _ in range(400):
+        hits.observe(round_of(3, HIT, num_wished=6))
+    assert hits.tokens(expected, 3) == pytest.approx(1.8 + 0.5 * 0.6, abs=0.01)
+    assert hits.tokens(expected, 2) == pytest.approx(1.8, abs=0.01)
+
+
+@pytest.mark.parametrize("network_ms", [0.5, 5.0, 20.0, 80.0])
+@pytest.mark.parametrize("survives", [0.0, 0.8, 0.94, 1.0])
+def test_no_other_lengths_commit_more(network_ms: float, survives: float) -> None:
+    """Against every pair of lengths, hits and misses as they then come."""
+    costs, hits = RoundCosts(), HitRate()
+    for size in range(1, 9):
+        choice = Choice("model", size, "best", 0, MODEL)
+        for _ in range(4):
+            costs.observe_round(report(choice, network_ms=network_ms), MODEL)
+    for _ in range(500):
+        hits.observe(round_of(5, HIT if survives == 1.0 else MISS))
+    if 0 < survives < 1:
+        hits = HitRate()
+        hits._hits, hits._seen, hits._drafts = 1e6 * survives**5, 1e6, 5e6
+    expected = [sum(0.8**i for i in range(n + 1)) for n in range(9)]
+    found = best_ahead(costs, MODEL, expected, hits, 0.01, always=True)
+    assert found is not None
+    rates = {}
+    for wished, asked in itertools.product(range(1, 9), repeat=2):
+        ahead, demand = (_Length.of(costs, MODEL, expected, hits, n) for n in (wished, asked))
+        share = demand.hit_rate / (1 - ahead.hit_rate + demand.hit_rate)
+        tokens = share * ahead.hit_tokens + (1 - share) * demand.tokens
+        rates[wished, asked] = tokens / (share * ahead.hit_ms + (1 - share) * demand.ms)
+    chosen = rates[found.wish.num_draft_tokens, found.num_on_demand]
+    assert chosen == pytest.approx(max(rates.values()), rel=1e-9)
+    assert found.tokens / found.ms == pytest.approx(chosen)
+    assert len({round(rate, 6) for rate in rates.values()}) > 8, "INCONCLUSIVE: lengths make no difference"
 
 
 def test_misses_lower_what_it_promises() -> None:

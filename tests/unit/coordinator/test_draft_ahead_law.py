@@ -49,11 +49,11 @@ class AheadDraft(FakeDraft):
             places.append(Place(q.ids.astype(np.int64), q.counts.astype(np.float64)))
         outcomes = likeliest_outcomes(places, chain.token_ids, RatioOutlook(), NUM_BRANCHES)
         branches: dict[Ids, Proposal] = {}
-        for num_accepted, token_id, _ in outcomes:
+        for rank, (num_accepted, token_id, _) in enumerate(outcomes):
             text = (*prefix, *chain.token_ids[:num_accepted], token_id)
             room = self.stream.num_remaining_tokens - num_accepted - 2
             if room > 0:
-                count = min(num_tokens, room)
+                count = min(max(1, num_tokens - rank), room)  # less behind what is less likely
                 branches[text] = self.script.answer(
                     lambda text=text, count=count: self.branch(text, chain, count)  # type: ignore[misc]
                 )

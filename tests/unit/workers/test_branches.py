@@ -1,12 +1,22 @@
 """Which outcomes a round may have, and how likely: against all of them, and against what then comes."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from conftest import scaled
 
-from draft_worker.branches import MatchOutlook, Place, RatioOutlook, RowCost, likeliest_outcomes, softmax, worth
+from draft_worker.branches import (
+    Chance,
+    MatchOutlook,
+    Place,
+    RatioOutlook,
+    RowCost,
+    allotted,
+    likeliest_outcomes,
+    softmax,
+)
 
 
 def places_of(rng, num_places, size=6, scale=2.0):
@@ -70,11 +80,47 @@ def test_where_drafts_are_sampled_their_chances_are_learnt_by_confidence():
     assert outlook.after(unsure, 1).tolist() == [0.0, 1.0], "what fell does not come instead"
 
 
-def test_a_branch_is_worth_what_it_saves_by_its_chance():
-    outcomes = likeliest_outcomes(places_of(np.random.default_rng(5), 3), [1, 2], MatchOutlook(), 100)
-    kept = worth(outcomes, value_ms=20.0, cost_ms=1.0)
-    assert kept == [outcome for outcome in outcomes if outcome.probability >= 0.05]
-    assert 0 < len(kept) < len(outcomes)
+def expected_use(probabilities, chance, num_drafts):
+    """Drafts that are expected to be used, of so many behind each outcome."""
+    return sum(p * chance**i for p, n in zip(probabilities, num_drafts, strict=True) for i in range(1, n + 1))
+
+
+def test_drafts_go_where_they_are_likeliest_to_be_used():
+    """As many as there is room for; no other way to share them out is expected to use more."""
+    probabilities, chance = [0.4, 0.25, 0.1, 0.02], 0.7
+    for room in range(12):
+        found = allotted(probabilities, chance, 5, max_drafts=room, value_ms=9.0)
+        assert sum(found) == room
+        assert found == sorted(found, reverse=True)
+        every = (n for n in itertools.product(range(6), repeat=4) if sum(n) == room)
+        best = max(expected_use(probabilities, chance, n) for n in every)
+        assert expected_use(probabilities, chance, found) == pytest.approx(best)
+    assert allotted(probabilities, chance, 5, max_drafts=100, value_ms=9.0) == [5, 5, 5, 5]
+    assert allotted([], chance, 5, max_drafts=100, value_ms=9.0) == []
+    assert allotted([0.5], 1.0, 3, max_drafts=2, value_ms=9.0) == [2]
+
+
+def test_where_nothing_is_told_of_their_value_branches_are_whole():
+    """As long as the caller's rounds shall be."""
+    assert allotted([0.4, 0.25, 0.1], 0.7, 5, max_drafts=14) == [5, 5, 0]
+    assert allotted([0.4], 0.7, 5, max_drafts=4) == [0]
+
+
+def test_a_draft_that_saves_less_than_its_row_costs_is_left_out():
+    probabilities = [0.5, 0.2, 0.05, 0.01]
+    shares = 0.5 ** np.arange(1, 4) / (0.5 + 0.25 + 0.125)
+    found = allotted(probabilities, 0.5, 3, max_drafts=100, value_ms=20.0, row_ms=1.0)
+    assert found == [int((20.0 * p * shares >= 0.5).sum()) for p in probabilities]
+    assert 0 < found[2] < found[0]
+    assert found[3] == 0
+    assert allotted(probabilities, 0.5, 3, max_drafts=100, value_ms=20.0, row_ms=0.0) == [3, 3, 3, 3]
+
+
+def test_the_chance_of_a_draft_counts_those_that_were_reached():
+    chance = Chance()
+    for num_accepted in (3, 0, 1, 2) * 200:
+        chance.observe(4, num_accepted)
+    assert chance.value == pytest.approx(6 / (4 + 1 + 2 + 3), abs=0.02)
 
 
 def test_rows_cost_what_passes_of_more_of_them_take_longer():

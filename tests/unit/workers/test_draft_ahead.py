@@ -25,6 +25,7 @@ PARAMS = {
 }
 LONG = StoppingParams(max_tokens=80)
 WISH = AheadWish(num_branches=12, num_draft_tokens=4)
+VALUED = dataclasses.replace(WISH, value_ms=20.0)
 
 
 def ahead_session(params, stopping=LONG, committed_ids=(), **fields):
@@ -57,8 +58,9 @@ def prefixes(session, chain, branches):
     return {by_hash[prefix_hash]: proposal for prefix_hash, proposal in branches.proposals.items()}
 
 
+@pytest.mark.parametrize("wish", [WISH, VALUED], ids=["whole", "valued"])
 @pytest.mark.parametrize("name", PARAMS)
-def test_a_branch_is_what_would_be_drafted_on_demand(name):
+def test_a_branch_is_what_would_be_drafted_on_demand(name, wish):
     """Token for token and count for count, round after round, after hits and misses alike."""
     params, hand = PARAMS[name], HandDriver(DRAFT.logits_for)
     session = ahead_session(params)
@@ -77,12 +79,14 @@ def test_a_branch_is_what_would_be_drafted_on_demand(name):
         else:
             num_misses += bool(told)
             assert content(chain) == content(on_demand(params, tuple(session.log.ids[len(PROMPT) :]), 4))
-        branches = hand.run(session.draft_ahead(WISH))
+        branches = hand.run(session.draft_ahead(wish))
         output = tuple(session.log.ids[len(PROMPT) :])
         told = dict(branches.proposals)
         assert 0 < len(told) <= 12
         for ids, proposal in prefixes(session, chain.token_ids, branches).items():
-            assert content(proposal) == content(on_demand(params, (*output, *ids), 4))
+            assert content(proposal) == content(on_demand(params, (*output, *ids), len(proposal)))
+        assert max(map(len, told.values())) == 4
+        assert wish.value_ms or {len(branch) for branch in told.values()} == {4}
         new = judge.run(target.verify(target.log.header, (), chain)).committed_ids
     assert num_hits > 0, "INCONCLUSIVE: no branch was used"
     assert num_misses > 0 or name in ("coupled", "greedy", "busy_greedy", "busy_coupled"), "INCONCLUSIVE"
@@ -96,7 +100,8 @@ def test_dropped_at_any_pass_it_leaves_nothing_behind(name):
     committed = []
     for num_passes, num_accepted in itertools.product(range(6), range(4)):
         chain = hand.run(session.advance(session.log.header, (), 3))
-        assert content(chain) == content(on_demand(params, tuple(committed), 3))
+        assert len(chain) in (3, WISH.num_draft_tokens), "as wanted, or a branch, which may have been told"
+        assert content(chain) == content(on_demand(params, tuple(committed), len(chain)))
         program = session.draft_ahead(WISH)
         request = next(program)
         for _ in range(num_passes):
@@ -114,34 +119,37 @@ def test_dropped_at_any_pass_it_leaves_nothing_behind(name):
     assert session.ahead.take_num_cancelled() > 0
 
 
-def test_a_verdict_that_comes_early_lets_its_own_branch_grow_alone():
+@pytest.mark.parametrize("name", ["block", "coupled"])
+def test_a_verdict_that_comes_early_lets_its_own_branch_grow_alone(name):
     hand = HandDriver(DRAFT.logits_for)
-    session = ahead_session(PARAMS["block"])
+    session = ahead_session(PARAMS[name])
     chain = hand.run(session.advance(session.log.header, (), 4))
     program = session.draft_ahead(WISH)
     request = program.send(hand.forward(next(program)))
-    most_rows = len(request.token_ids)
-    wanted = next(iter(sorted(session.ahead._growing)))
-    assert not session.ahead.waits_for(wanted ^ 1)
     request = program.send(hand.forward(request))
+    wanted = min(session.ahead._growing)
+    assert not session.ahead.waits_for(wanted ^ 1)
     assert session.ahead.waits_for(wanted)
     num_rows = []
     with pytest.raises(StopIteration) as end:
         while True:
             num_rows.append(len(request.token_ids))
             request = program.send(hand.forward(request))
-    assert num_rows == [most_rows, 1, 1]
-    assert list(end.value.value.proposals) == [wanted]
-    assert len(end.value.value.proposals[wanted]) == 4
-    assert session.ahead.take_num_cancelled() == 2 * (most_rows - 1), "what the others had is told as waste"
-    [(ids, branch)] = prefixes(session, chain.token_ids, end.value.value).items()
-    assert content(branch) == content(on_demand(PARAMS["block"], ids, 4))
+    branches = end.value.value
+    assert num_rows[0] > 1
+    assert set(num_rows[1:]) == {1}
+    assert list(branches.proposals) == [wanted]
+    [(ids, branch)] = prefixes(session, chain.token_ids, branches).items()
+    assert content(branch) == content(on_demand(PARAMS[name], ids, len(branch)))
+    num_drafted = session.counters.num_ahead_draft_tokens
+    assert session.ahead.take_num_cancelled() == num_drafted - len(branch) > 0, "what the others had is told as waste"
 
 
-def test_a_verdict_that_comes_while_a_forward_is_made_is_not_missed(monkeypatch):
+@pytest.mark.parametrize(("name", "background"), [("block", [False] * 4), ("coupled", [True] + [False] * 4)])
+def test_a_verdict_that_comes_while_a_forward_is_made_is_not_missed(monkeypatch, name, background):
     """A branch that somebody waits for must not wait for a worker without other work."""
     hand = HandDriver(DRAFT.logits_for)
-    session = ahead_session(PARAMS["block"])
+    session = ahead_session(PARAMS[name])
     hand.run(session.advance(session.log.header, (), 4))
     seen = []
 
@@ -158,7 +166,7 @@ def test_a_verdict_that_comes_while_a_forward_is_made_is_not_missed(monkeypatch)
         return hand.forward(request)
 
     run_program(session.draft_ahead(WISH), forward)
-    assert seen == [True, False, False, False, False]
+    assert seen == background
 
 
 def test_all_branches_take_one_pass_a_draft():
@@ -174,9 +182,11 @@ def test_all_branches_take_one_pass_a_draft():
     assert content(again) == content(chain)
 
 
-def test_every_forward_of_it_is_in_the_background():
+@pytest.mark.parametrize(("name", "num_passes"), [("block", 4), ("token", 4), ("coupled", 5), ("greedy", 5)])
+def test_every_forward_of_it_is_in_the_background(name, num_passes):
+    """Of sampled drafts the q are known: the pass over the chain is the first of the branches."""
     hand = HandDriver(DRAFT.logits_for)
-    session = ahead_session(PARAMS["block"])
+    session = ahead_session(PARAMS[name])
     seen = []
 
     def forward(request):
@@ -186,8 +196,8 @@ def test_every_forward_of_it_is_in_the_background():
     run_program(session.advance(session.log.header, (), 4), forward)
     assert not any(seen)
     seen.clear()
-    run_program(session.draft_ahead(WISH), forward)
-    assert len(seen) == 5
+    run_program(session.draft_ahead(VALUED), forward)
+    assert len(seen) == num_passes
     assert all(seen)
 
 
@@ -219,12 +229,17 @@ def test_nothing_is_drafted_behind_the_end_of_the_text():
     assert all(len(ids) <= 3 for ids in prefixes(session, chain.token_ids, branches))
 
 
-def test_as_many_branches_as_the_cache_has_room_for():
-    session, hand = ahead_session(PARAMS["block"]), HandDriver(DRAFT.logits_for)
-    session.sequence = ListSequence(len(PROMPT) + 4 + 3 * 4)
-    hand.run(session.advance(session.log.header, (), 4))
-    assert len(hand.run(session.draft_ahead(WISH)).proposals) == 3
-    session = ahead_session(PARAMS["block"])
+@pytest.mark.parametrize("name", ["block", "coupled"])
+def test_as_many_branches_as_the_cache_has_room_for(name):
+    for wish, lengths in ((WISH, {4}), (VALUED, {1, 2, 3, 4})):
+        session, hand = ahead_session(PARAMS[name]), HandDriver(DRAFT.logits_for)
+        session.sequence = ListSequence(len(PROMPT) + 4 + 3 * 4)
+        hand.run(session.advance(session.log.header, (), 4))
+        branches = list(hand.run(session.draft_ahead(wish)).proposals.values())
+        assert 3 * 4 - 2 <= sum(map(len, branches)) <= 3 * 4
+        assert set(map(len, branches)) <= lengths
+    assert len(branches) > 3, "their drafts are worth more where they are likelier to be used"
+    session = ahead_session(PARAMS[name])
     session.sequence = ListSequence(len(PROMPT) + 5)
     hand.run(session.advance(session.log.header, (), 4))
     assert not hand.run(session.draft_ahead(WISH)).proposals
@@ -236,10 +251,31 @@ def test_a_branch_that_saves_less_than_it_costs_is_left_out():
     session.ahead._row_cost = RowCost()
     session.ahead._row_cost.observe(1, 10.0)
     session.ahead._row_cost.observe(11, 20.0)  # so that a row takes a ms, a branch of 4 takes 4
-    few = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=80.0)))
+    few = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=20.0)))
     many = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=4000.0)))
     assert 0 < len(few.proposals) < len(many.proposals)
     assert set(few.proposals) < set(many.proposals)
+    assert all(len(few.proposals[key]) <= len(many.proposals[key]) for key in few.proposals)
+    assert min(map(len, few.proposals.values())) < 4, "later drafts of unlikely outcomes are left out as well"
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize(("num_drafts", "num_passes"), [(1, 2), (3, 3)])
+def test_a_short_branch_behind_the_whole_chain_may_take_a_pass_of_its_own(name, num_drafts, num_passes):
+    """With few drafts all of them often stand: what comes after is as likely as anything."""
+    hand = HandDriver(DRAFT.logits_for)
+    session = ahead_session(PARAMS[name])
+    chain = hand.run(session.advance(session.log.header, (), num_drafts))
+    before = hand.num_forwards
+    wish = dataclasses.replace(WISH, num_draft_tokens=num_drafts, value_ms=1e6)
+    branches = hand.run(session.draft_ahead(wish))
+    assert hand.num_forwards - before == num_passes
+    lengths = {}
+    for ids, branch in prefixes(session, chain.token_ids, branches).items():
+        lengths.setdefault(len(ids) - 1, set()).add(len(branch))
+        assert content(branch) == content(on_demand(PARAMS[name], ids, len(branch)))
+    assert lengths[num_drafts] == {num_drafts - (num_passes == num_drafts)}
+    assert lengths[0] == {num_drafts}
 
 
 def test_behind_a_tree_or_nothing_there_are_no_branches():
