@@ -86,6 +86,9 @@ bench-drafters: setup  ## every way to draft on every kind of work, against plai
 bench-gamma: setup  ## the chosen γ against the best fixed one, in simulation and through services; JSON last
 	$(BIN)/python tests/benchmarks/gamma.py
 
+bench-network: setup  ## texts and speed between network namespaces with delay and loss; root and netem, or a line says what is missing
+	$(BIN)/python -m pytest -q -s -rs tests/faults/test_real_network.py
+
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py
 
