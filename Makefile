@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma soak clean
+.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network soak clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -86,7 +86,7 @@ bench-drafters: setup  ## every way to draft on every kind of work, against plai
 bench-gamma: setup  ## the chosen γ against the best fixed one, in simulation and through services; JSON last
 	$(BIN)/python tests/benchmarks/gamma.py
 
-bench-network: setup  ## texts and speed between network namespaces with delay and loss; root and netem, or a line says what is missing
+bench-network: setup  ## texts and speed between network namespaces with delay and loss (root and netem)
 	$(BIN)/python -m pytest -q -s -rs tests/faults/test_real_network.py
 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
