@@ -96,6 +96,19 @@ class CoordinatorSettings(ServerSettings):
     )
     share_draft_cache: bool = Field(False, description="Draft from other tenants' outputs too: latency can leak them.")
     peer_timeout_s: float = Field(2.0, gt=0, description="A worker silent for this long with work outstanding is lost.")
+    draft_breaker_share: float = Field(
+        0.02, gt=0, le=1, description="Share of the time that streams may lose to waiting for one draft worker in vain."
+    )
+    draft_breaker_max_open_s: float = Field(
+        60.0,
+        gt=0,
+        description="A draft worker that cost more is left alone for so long at most; then one stream tries.",
+    )
+    max_bad_proposals: int = Field(
+        3,
+        ge=1,
+        description="Impossible proposals after which a draft worker is asked no more until it is restarted.",
+    )
     target_wait_s: float = Field(
         30.0,
         ge=0,
