@@ -12,6 +12,7 @@ from typing import Any
 
 from coordinator.branches import AheadCounts, BranchStore, Foretold
 from coordinator.features import FeatureFeed
+from coordinator.fleet.standing import Conduct, Standing
 from coordinator.log import Log
 from coordinator.peer import MAX_RESENDS, Peer
 from outrider.drafting.ratio_stop import UNJUDGED, Price
@@ -19,21 +20,30 @@ from outrider.errors import Aborted, OutriderError
 from outrider.serving import session_calls as wire
 from outrider.serving.messages import NO_FEATURES, NOTHING_AHEAD, AheadWish, DraftOpening, FeatureRows, Header
 
+MAX_DRAWN = 64
+"""No more drafts are ever wanted."""
 MAX_LATE_S = 60.0
 """A proposal that is late for so long will not come."""
 
 
 class DraftLate(Exception):
-    """No proposal in time. It will be dropped whole when it comes; until then nothing more is asked."""
+    """Nothing of the proposal in time. It will be dropped when it comes; until then nothing more is asked."""
 
 
 class DraftLink:
     """A session on a draft worker. Every method raises OutriderError once the worker is lost or refuses."""
 
     def __init__(
-        self, peer: Peer, address: str, log: Log, features: FeatureFeed, counts: AheadCounts | None = None
+        self,
+        peer: Peer,
+        address: str,
+        log: Log,
+        features: FeatureFeed,
+        counts: AheadCounts | None = None,
+        conduct: Conduct | None = None,
     ) -> None:
-        """features: what the target tells the worker's drafters. counts: of the stream, of what is drafted ahead."""
+        """features: what the target tells the worker's drafters. counts: of the stream, of what is drafted ahead.
+        conduct: where it is told what the worker does."""
         self.address = address
         self.features = features
         self.ahead_counts = counts or AheadCounts()
@@ -42,6 +52,9 @@ class DraftLink:
         """What the worker took for the branches that came last, its queue included."""
         self.judged = UNJUDGED
         """How the target found the last proposal: told with the next message."""
+        self.conduct = conduct or Conduct(Standing())
+        self.is_cut = False
+        """Whether the last proposal is what had come of it when its time was up, or the worker was lost."""
         self._peer = peer
         self._log = log
         self._max_ahead_tokens = 0
@@ -53,15 +66,24 @@ class DraftLink:
         self._awaited: list[Header] = []
         """Prefixes that a proposal was asked for and has not come; answers come in order."""
         self._asked_at = 0.0
+        self._drawn: list[wire.SealedProposal] = []
+        """Drafts of the proposal that was asked for last, as they came one by one."""
         self._has_begun = False
         """Whether the worker has begun the proposal that was asked for last."""
         self._sent_length: int | None = None
         """Length of the worker's log once it has read all that was sent; None: it must be opened anew."""
         self._num_dropped = 0
+        self._broken: OutriderError | None = None
+        """Why nothing more can be had of the session."""
 
     @property
     def opened(self) -> bool:
         return self._context_length is not None
+
+    @property
+    def late_s(self) -> float:
+        """How long ago the proposal was asked for that has not come yet; 0: nothing is owed."""
+        return time.perf_counter() - self._asked_at if self._awaited else 0.0
 
     def reaches(self, length: int) -> bool:
         """Whether the worker's context has room for a draft after `length` tokens."""
@@ -86,8 +108,9 @@ class DraftLink:
         """Whether a proposal can be asked for now: the session is open and owes nothing."""
         while (message := self._peer.receive_now()) is not None:
             self._take(message)
-        if self._awaited and time.perf_counter() - self._asked_at > MAX_LATE_S:
-            raise self._lost(f"owes a proposal for {MAX_LATE_S:g} s")
+        self._check()
+        if self.late_s > MAX_LATE_S:
+            raise self._lost(f"owes a proposal for {MAX_LATE_S:g} s", "OVERDUE")
         is_told = self._telling is None or self._telling.done()
         return self.opened and not self._awaited and is_told
 
@@ -105,6 +128,7 @@ class DraftLink:
         """The likeliest outcome of the round on top of the log, once it was told. May be cancelled."""
         while (found := self.branches.likeliest(self._log.length)) is None:
             self._take(await self._peer.receive())
+            self._check()
         return found
 
     async def propose(
@@ -117,26 +141,51 @@ class DraftLink:
         price: Price | None = None,
     ) -> wire.SealedProposal:
         """Drafts that follow the log, none when nothing fits; or a branch of theirs that comes first, whole. Raises
-        DraftLate after `wait_s`, unless the worker has begun by then: with a price the time that drafts take follows
-        from what was drawn, and to give them up for it would select among draws. One that does not end what it has
-        begun is lost."""
-        self._has_begun = False
+        DraftLate after `wait_s`.
+
+        With a price the time that sampled drafts take follows from what was drawn: to give a proposal up for it, or
+        because the worker died over it, would select among draws. So the worker tells each draft before it goes on to
+        the next: when a draft comes follows from those before it, and those that came are used, whatever happens. An
+        older worker only tells that it has begun: it is waited for then, and lost if that is in vain."""
+        self._has_begun, self.is_cut = False, False
+        self._drawn.clear()
         try:
             async with asyncio.timeout(wait_s) as limit:
                 for _ in range(MAX_RESENDS):
                     expected = await self._advance(num_draft_tokens, drafter, tree_width, ahead, price)
                     proposal = await self._answer(expected, drafter, limit)
-                    if proposal is None:
-                        continue
-                    if proposal.num_draft_tokens > max(num_draft_tokens, self._max_ahead_tokens):
-                        self._num_dropped += 1
-                        return wire.SealedProposal()
-                    return proposal
+                    if proposal is not None:
+                        most = max(num_draft_tokens, self._max_ahead_tokens)  # it may be a branch
+                        return proposal if self._covered else self._checked(proposal, most)
         except TimeoutError:
+            if self._drawn:
+                return self._cut(num_draft_tokens)
             if self._has_begun:
-                raise self._lost(f"has begun a proposal and owes it for {MAX_LATE_S:g} s") from None
+                raise self._lost(f"has begun a proposal and owes it for {MAX_LATE_S:g} s", "OVERDUE") from None
             raise DraftLate from None
-        raise self._lost("stays out of step")
+        except OutriderError:
+            if self._drawn:
+                return self._cut(num_draft_tokens)  # the next look finds that the worker is lost
+            raise
+        self.conduct.bad("stays out of step")
+        raise self._lost("stays out of step", "OUT_OF_STEP")
+
+    def _cut(self, num_draft_tokens: int) -> wire.SealedProposal:
+        """What has come of the proposal."""
+        self.is_cut = True
+        return self._checked(wire.joined(self._drawn), num_draft_tokens)
+
+    def _checked(self, proposal: wire.SealedProposal, num_draft_tokens: int) -> wire.SealedProposal:
+        """None of it where it is longer than was wanted."""
+        if proposal.num_draft_tokens <= num_draft_tokens:
+            return proposal
+        self._drop(f"{proposal.num_draft_tokens} drafts, {num_draft_tokens} were wanted")
+        return wire.SealedProposal()
+
+    def _drop(self, fault: str) -> None:
+        """A proposal, or what stands for one, that cannot be right."""
+        self._num_dropped += 1
+        self.conduct.bad(fault)
 
     def take_num_dropped(self) -> int:
         """Proposals dropped as stale, malformed or late since the last call."""
@@ -204,12 +253,18 @@ class DraftLink:
                 self._count_cancelled(message)
                 self._count_outstanding()
                 self.features.has(message.features_end)
-                return message.proposal
+                return wire.joined([*self._drawn, message.proposal]) if self._drawn else message.proposal
+            if isinstance(message, wire.Drawn):
+                if message.header == expected and len(self._drawn) < MAX_DRAWN:
+                    self._drawn.append(message.proposal)
+                continue
             self._take(message)
+            self._check()
             if isinstance(message, wire.Begun) and message.header == expected and not self._has_begun:
                 self._has_begun = True
                 limit.reschedule(asyncio.get_running_loop().time() + MAX_LATE_S)
             if isinstance(message, wire.Lagging):
+                self._drawn.clear()
                 return None
             if expected.prefix_hash in self.branches:
                 branch = self.branches.take(expected.prefix_hash, drafter)
@@ -227,6 +282,10 @@ class DraftLink:
             self._count_cancelled(message)
             if message.header in self._covered:
                 self._covered.remove(message.header)
+            elif self._is_foreign(message.header):
+                # what it was asked for will not come: answers come in order
+                self._drop("a proposal for another text")
+                self._broken = self._lost("answers about another text", "OUT_OF_STEP")
             else:
                 self._num_dropped += 1
             if message.header in self._awaited:
@@ -238,7 +297,20 @@ class DraftLink:
             assert self._opening is not None
             fits = message.header.epoch == self._opening.epoch and self._log.holds(message.header)
             self._sent_length = message.header.base_length if fits else None
+            if self._is_foreign(message.header):
+                self.conduct.bad("is at another text")
         self._count_outstanding()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _is_foreign(self, header: Header) -> bool:
+        """Of no text that this session has ever had. Answers of an earlier epoch may still be on their way."""
+        assert self._opening is not None
+        return header.epoch >= self._opening.epoch and not (
+            header.epoch == self._opening.epoch and self._log.holds(header)
+        )
 
     def _take_branches(self, message: wire.Branched) -> None:
         """Those that were asked for, on top of what is or was the log."""
@@ -252,6 +324,8 @@ class DraftLink:
             if fits and proposal.num_draft_tokens <= self._max_ahead_tokens
         }
         self._num_dropped += len(message.proposals) - len(kept)
+        if len(kept) < len(message.proposals) and (fits or self._is_foreign(message.header)):
+            self.conduct.bad("branches that nobody wanted, or of another text")
         outcomes = message.outcomes if len(kept) == len(message.proposals) else ()
         self.branches.add(kept, message.header.base_length, outcomes)
 
@@ -261,5 +335,5 @@ class DraftLink:
     def _count_outstanding(self) -> None:
         self._peer.num_outstanding = len(self._awaited) + len(self._covered) + (not self.opened)
 
-    def _lost(self, what: str) -> OutriderError:
-        return Aborted(f"draft worker {self.address} {what}", reason="SESSION_LOST", retry_delay_s=0.5)
+    def _lost(self, what: str, reason: str) -> OutriderError:
+        return Aborted(f"draft worker {self.address} {what}", reason=reason, retry_delay_s=0.5)

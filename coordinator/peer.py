@@ -18,6 +18,8 @@ MAX_RESENDS = 3
 """A worker that stays out of step after this many corrections is given up."""
 WORKER_LOST, WORKER_SILENT, WORKER_STOPPED = "WORKER_LOST", "WORKER_SILENT", "WORKER_STOPPED"
 """Reasons of a peer that was lost: its connection broke, nothing came in time, or it ended the stream by itself."""
+NOT_UNDERSTOOD = "NOT_UNDERSTOOD"
+"""The reason of a peer that was lost for a message that cannot be read."""
 
 
 class Peer:
@@ -127,7 +129,7 @@ class Peer:
             self._fail(self._gone("cancelled the stream", reason=WORKER_STOPPED))
             raise
         except ValueError as error:
-            self._fail(self._gone(f"sent what this version does not understand: {error}"))
+            self._fail(self._gone(f"sent what this version does not understand: {error}", reason=NOT_UNDERSTOOD))
             self._call.cancel()
 
     async def _beat(self) -> None:

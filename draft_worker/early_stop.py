@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from statistics import median
 
+from outrider.drafting.proposal import Proposal
 from outrider.drafting.ratio_stop import ChainStop, EarlyStop, Judged, Price
 from outrider.sampling.params import AcceptanceRule, SamplingParams
 
@@ -44,11 +45,14 @@ class StopMemory:
 
 class SessionStop:
     """Of one stream. `price` is that of the round at hand, None: its chain is as long as wanted. `begun` is called once
-    the first row is there, before anything is drawn from it."""
+    the first row is there, before anything is drawn from it. `tells` gets each draft with its q, where another row is
+    computed after it, before anybody waits for that row; `num_told` counts them."""
 
     def __init__(self, memory: StopMemory, tenant: str, sampling: SamplingParams) -> None:
         self.price: Price | None = None
         self.begun: Callable[[], object] | None = None
+        self.tells: Callable[[Proposal], object] | None = None
+        self.num_told = 0
         self._memory = memory
         self._scope = (tenant, _kind(sampling))
         self._learnt: dict[str, EarlyStop] = {}
@@ -63,6 +67,12 @@ class SessionStop:
         if self.begun is not None:
             self.begun()
             self.begun = None
+
+    def tell(self, draft: Proposal) -> None:
+        """One that stands in the chain whatever follows."""
+        if self.tells is not None:
+            self.tells(draft)
+            self.num_told += 1
 
     def drafted(self, ms: float) -> None:
         """A further draft, and what it took."""

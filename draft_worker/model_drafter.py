@@ -54,7 +54,7 @@ class ModelDrafter:
     def propose(self, num_draft_tokens: int) -> Program[Proposal]:
         """Ends where the draft model's context ends, where the next draft is not worth its price, and after a drafted
         stop token unless that token was sampled: a proposal that comes sooner for what was drawn is late less often,
-        and lateness must not select among draws. With a price nobody gives it up once it has begun.
+        and lateness must not select among draws. With a price it may, so each draft is told before the next row.
 
         A row that cannot be read ends it too, before its draft: that row depends on the drafts before alone. Raises
         Internal when it is the first one.
@@ -74,6 +74,18 @@ class ModelDrafter:
         try:
             ended = False
             while not ended and (chain is None or chain.wants_row()):
+                if drafts and q[-1] is not None and self._stop is not None:
+                    elapsed_us = (time.perf_counter_ns() - started_ns) // 1000
+                    self._stop.tell(
+                        Proposal(
+                            token_ids=(drafts[-1],),
+                            q=(q[-1],),
+                            drafter=NAME,
+                            queue_us=queue_us,
+                            compute_us=max(0, elapsed_us - queue_us),
+                            num_ingested_tokens=num_ingested_tokens,
+                        )
+                    )
                 position = len(log.ids) + len(drafts)
                 decision = self._decision(position)
                 asked_ns = time.perf_counter_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -12,11 +13,12 @@ from draft_worker.head_stream import HeadStream
 from draft_worker.held_head import HeldHead, check_head_settings
 from draft_worker.session import KNOWN_DRAFTERS, DraftSession
 from draft_worker.text_drafter import NAME as TEXT
+from outrider.drafting.proposal import Proposal
 from outrider.drafting.ratio_stop import Judged, Price
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel
 from outrider.serving import convert
-from outrider.serving.draft_answers import begun, branched, opened, out_of_step, proposed
+from outrider.serving.draft_answers import begun, branched, drawn, opened, out_of_step, proposed
 from outrider.serving.messages import AheadWish, Header
 from outrider.serving.session_stream import SessionStream, serve_session
 from outrider.serving.worker import Worker, serve_worker
@@ -172,19 +174,31 @@ class _DraftStream(WorkerStream[DraftSession]):
                 price,
                 Judged(message.judged_prefix_hash, message.soft_acceptances),
             )
-            session.stop.begun = self._tells_begun(session, header) if price is not None else None
+            self._prepare_telling(session, header, message)
             proposal = await self._engine.run(program)
         if proposal is not None and not message.has_proposal:
+            untold = _after(proposal, session.stop.num_told)
             num_cancelled = session.ahead.take_num_cancelled()
-            self._stream.send(proposed(header, proposal, num_cancelled_tokens=num_cancelled))
+            self._stream.send(proposed(header, untold, num_cancelled_tokens=num_cancelled))
         if proposal is not None and wish:
             self._ahead = asyncio.create_task(self._run_ahead(session, wish))
 
-    def _tells_begun(self, session: DraftSession, header: Header) -> Callable[[], object] | None:
-        """To be called on the engine's thread, where drafts are sampled: only there lateness could select."""
-        if session.log.sampling.decides_by_match:
-            return None
-        return partial(asyncio.get_running_loop().call_soon_threadsafe, self._stream.send, begun(header))
+    def _prepare_telling(self, session: DraftSession, header: Header, message: draft_pb2.DraftAdvance) -> None:
+        """What is sent while the proposal is drawn, where its time follows from draws: with a price, where drafts are
+        sampled. The engine's thread says when."""
+        stop = session.stop
+        stop.begun = stop.tells = None
+        stop.num_told = 0
+        if not message.HasField("price_tokens_per_ms") or session.log.sampling.decides_by_match:
+            return
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        if message.tell_drafts:
+            stop.tells = lambda draft: soon(self._send_drawn, header, draft)
+        else:
+            stop.begun = partial(soon, self._stream.send, begun(header))
+
+    def _send_drawn(self, header: Header, draft: Proposal) -> None:
+        self._stream.send(drawn(header, draft))
 
     async def _run_ahead(self, session: DraftSession, wish: AheadWish) -> None:
         with self._stream.working():
@@ -226,6 +240,15 @@ class _DraftStream(WorkerStream[DraftSession]):
         if self._sequence is not None:
             self._engine.close_sequence(self._sequence)
             self._sequence = None
+
+
+def _after(chain: Proposal, num_told: int) -> Proposal:
+    """The chain without its first drafts, which were told as they were drawn."""
+    if not num_told:
+        return chain
+    return dataclasses.replace(
+        chain, token_ids=chain.token_ids[num_told:], q=chain.q[num_told:], confidences=chain.confidences[num_told:]
+    )
 
 
 def _price(message: draft_pb2.DraftAdvance) -> Price | None:

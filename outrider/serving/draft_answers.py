@@ -20,6 +20,11 @@ def begun(header: Header) -> Answer:
     return Answer(begun=draft_pb2.DraftBegun(header=convert.header_to_pb(header)))
 
 
+def drawn(header: Header, draft: Proposal) -> Answer:
+    """The next draft of the proposal behind the prefix."""
+    return Answer(drawn=draft_pb2.DraftDrawn(header=convert.header_to_pb(header), draft=convert.proposal_to_pb(draft)))
+
+
 def proposed(
     header: Header, proposal: Proposal, features_end: int | None = None, num_cancelled_tokens: int = 0
 ) -> Answer:

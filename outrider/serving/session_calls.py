@@ -101,6 +101,14 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    """The next draft of the proposal behind this prefix, sent before the worker looks whether to go on."""
+
+    header: Header
+    proposal: SealedProposal
+
+
+@dataclass(frozen=True, slots=True)
 class Lagging:
     """The worker's own state: the last message did not fit it."""
 
@@ -160,6 +168,18 @@ def continued(chain: SealedProposal, token_ids: Sequence[int]) -> SealedProposal
     return _sealed(message)
 
 
+def joined(parts: Sequence[SealedProposal]) -> SealedProposal:
+    """One chain of sampled drafts that came in parts; what is told of it as a whole came with the last one."""
+    message = common_pb2.Proposal()
+    message.CopyFrom(parts[-1].message)
+    for field in ("token_ids", "q_sizes"):
+        message.ClearField(field)
+        getattr(message, field).extend(entry for part in parts for entry in getattr(part.message, field))
+    for field in ("q_ids", "q_counts", "confidences"):
+        setattr(message, field, b"".join(getattr(part.message, field) for part in parts))
+    return _sealed(message)
+
+
 def own_drafts(verdict: Verdict, drafter: str) -> SealedProposal:
     """What the target drafted by itself in that round: nothing of it has crossed as a proposal."""
     proposal = Proposal(
@@ -201,6 +221,7 @@ def draft_advance(
             ahead_draft_tokens=ahead.num_draft_tokens,
             ahead_value_ms=ahead.value_ms,
             has_proposal=has_proposal,
+            tell_drafts=price is not None,
             price_tokens_per_ms=price.tokens_per_ms if price is not None else None,
             row_price_tokens=price.row_tokens if price is not None else 0.0,
             expected_acceptances=bytes(round(255 * chance) for chance in price.expected) if price is not None else b"",
@@ -215,7 +236,7 @@ def draft_features(features: FeatureRows) -> Any:
     return draft_pb2.DraftServiceSessionRequest(features=convert.feature_rows_to_pb(features))
 
 
-def read_draft(message: Any) -> Opened | Proposed | Begun | Branched | Lagging | Alive:
+def read_draft(message: Any) -> Opened | Proposed | Begun | Drawn | Branched | Lagging | Alive:
     """Raises ValueError on branches without a hash each."""
     match message.WhichOneof("message"):
         case "opened":
@@ -231,6 +252,8 @@ def read_draft(message: Any) -> Opened | Proposed | Begun | Branched | Lagging |
             )
         case "begun":
             return Begun(convert.header_from_pb(message.begun.header))
+        case "drawn":
+            return Drawn(convert.header_from_pb(message.drawn.header), _sealed(message.drawn.draft))
         case "branches":
             told = message.branches
             return Branched(

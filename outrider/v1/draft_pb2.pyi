@@ -20,20 +20,22 @@ class DraftServiceSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[DraftOpen, _Mapping]] = ..., advance: _Optional[_Union[DraftAdvance, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureRows, _Mapping]] = ...) -> None: ...
 
 class DraftServiceSessionResponse(_message.Message):
-    __slots__ = ("opened", "proposal", "out_of_step", "branches", "heartbeat", "begun")
+    __slots__ = ("opened", "proposal", "out_of_step", "branches", "heartbeat", "begun", "drawn")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     OUT_OF_STEP_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_FIELD_NUMBER: _ClassVar[int]
     opened: DraftOpened
     proposal: DraftProposal
     out_of_step: _common_pb2.OutOfStep
     branches: DraftBranches
     heartbeat: _common_pb2.Heartbeat
     begun: DraftBegun
-    def __init__(self, opened: _Optional[_Union[DraftOpened, _Mapping]] = ..., proposal: _Optional[_Union[DraftProposal, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., branches: _Optional[_Union[DraftBranches, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., begun: _Optional[_Union[DraftBegun, _Mapping]] = ...) -> None: ...
+    drawn: DraftDrawn
+    def __init__(self, opened: _Optional[_Union[DraftOpened, _Mapping]] = ..., proposal: _Optional[_Union[DraftProposal, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., branches: _Optional[_Union[DraftBranches, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., begun: _Optional[_Union[DraftBegun, _Mapping]] = ..., drawn: _Optional[_Union[DraftDrawn, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
     __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "max_q_entries", "drafter", "tenant", "features", "target_fingerprint")
@@ -68,7 +70,7 @@ class DraftOpened(_message.Message):
     def __init__(self, context_length: _Optional[int] = ...) -> None: ...
 
 class DraftAdvance(_message.Message):
-    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start", "tree_width", "ahead_branches", "ahead_draft_tokens", "ahead_value_ms", "has_proposal", "row_price_tokens", "soft_acceptances", "judged_prefix_hash", "expected_acceptances")
+    __slots__ = ("header", "committed_ids", "num_draft_tokens", "price_tokens_per_ms", "drafter", "features", "features_start", "tree_width", "ahead_branches", "ahead_draft_tokens", "ahead_value_ms", "has_proposal", "row_price_tokens", "soft_acceptances", "judged_prefix_hash", "expected_acceptances", "tell_drafts")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,7 @@ class DraftAdvance(_message.Message):
     SOFT_ACCEPTANCES_FIELD_NUMBER: _ClassVar[int]
     JUDGED_PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_ACCEPTANCES_FIELD_NUMBER: _ClassVar[int]
+    TELL_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
@@ -101,13 +104,22 @@ class DraftAdvance(_message.Message):
     soft_acceptances: bytes
     judged_prefix_hash: int
     expected_acceptances: bytes
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., tree_width: _Optional[int] = ..., ahead_branches: _Optional[int] = ..., ahead_draft_tokens: _Optional[int] = ..., ahead_value_ms: _Optional[float] = ..., has_proposal: _Optional[bool] = ..., row_price_tokens: _Optional[float] = ..., soft_acceptances: _Optional[bytes] = ..., judged_prefix_hash: _Optional[int] = ..., expected_acceptances: _Optional[bytes] = ...) -> None: ...
+    tell_drafts: bool
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., price_tokens_per_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., tree_width: _Optional[int] = ..., ahead_branches: _Optional[int] = ..., ahead_draft_tokens: _Optional[int] = ..., ahead_value_ms: _Optional[float] = ..., has_proposal: _Optional[bool] = ..., row_price_tokens: _Optional[float] = ..., soft_acceptances: _Optional[bytes] = ..., judged_prefix_hash: _Optional[int] = ..., expected_acceptances: _Optional[bytes] = ..., tell_drafts: _Optional[bool] = ...) -> None: ...
 
 class DraftBegun(_message.Message):
     __slots__ = ("header",)
     HEADER_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ...) -> None: ...
+
+class DraftDrawn(_message.Message):
+    __slots__ = ("header", "draft")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    header: _common_pb2.SessionHeader
+    draft: _common_pb2.Proposal
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., draft: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ...) -> None: ...
 
 class DraftProposal(_message.Message):
     __slots__ = ("header", "proposal", "features_end", "num_cancelled_tokens")
