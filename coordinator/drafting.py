@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.branches import Foretold
 from coordinator.draft_link import DraftLate, DraftLink
+from coordinator.fleet.standing import QUARANTINED, Conduct
+from coordinator.gamma.median import Median
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
+from coordinator.peer import NOT_UNDERSTOOD
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
-from outrider.errors import DRAINING, OutriderError, Unavailable
+from outrider.errors import DRAINING, Aborted, Internal, OutriderError, Unavailable
 from outrider.results import DraftRounds
 from outrider.serving.messages import DraftOpening, Verdict
 from outrider.serving.session_calls import SealedProposal
@@ -20,11 +24,17 @@ from outrider.serving.session_calls import SealedProposal
 OPEN_WAIT_S = 0.25
 """Once per opening, a round waits this long for the session to have its place."""
 FIRST_WAIT_S = 1.0
-MIN_WAIT_S = 0.25
+MIN_WAIT_S = 0.1
+"""However little its drafts can save: machines pause for as long."""
 WAIT_FACTOR = 4.0
-"""A proposal may take this multiple of what the last ones took."""
+"""A proposal may take this multiple of what the last ones took, if its drafts can save as much."""
 REOPEN_AFTER_S = 1.0
 MAX_REOPEN_AFTER_S = 30.0
+"""A stream leaves a worker that it has lost alone for so long, twice as long each time."""
+MOVE_AFTER_S = 1.0
+"""From here on a stream whose proposal is late goes to another worker, if there is one."""
+LOOK_AGAIN_S = 1.0
+"""Until a stream without a draft worker looks for one again, or one that should leave its own for another."""
 MAX_PATIENCE_TOKENS = 16
 SESSION_LOST = "SESSION_LOST"
 """The reason of a session that idled past its lease: nothing failed."""
@@ -54,11 +64,18 @@ class WaitLimit(Protocol):
 class DraftPool(Protocol):
     """Where links come from."""
 
-    def connect_draft(self, stream: Stream) -> DraftLink | None:
-        """A link to the least loaded healthy worker that offers the request's drafter; None when there is none."""
+    def has_draft(self, stream: Stream, avoid: frozenset[str]) -> bool:
+        """Whether `connect_draft` would find a worker."""
+
+    def connect_draft(self, stream: Stream, avoid: frozenset[str] = frozenset()) -> DraftLink | None:
+        """A link to the healthy worker not in `avoid` whose proposals should come soonest, of those that offer the
+        request's drafter and are not left alone; None when there is none."""
 
     def disconnect(self, link: DraftLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
+
+    def num_streams(self, link: DraftLink) -> int:
+        """On this worker, of this coordinator."""
 
     def draft_candidates(self, link: DraftLink) -> tuple[Candidate, ...]:
         """Drafters that the worker offers."""
@@ -70,8 +87,30 @@ class DraftPool(Protocol):
         """A round that asked this worker: the worker's are added up."""
 
 
+class Avoided:
+    """Workers that a stream has lost, each for a while."""
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        """first_s: after the first loss; twice as long after each further one, up to `most_s`."""
+        self._first_s = first_s
+        self._most_s = most_s
+        self._until: dict[str, float] = {}
+        self._next_s: dict[str, float] = {}
+
+    def lost(self, address: str, now: float) -> None:
+        wait_s = self._next_s.get(address, self._first_s)
+        self._next_s[address] = min(2 * wait_s, self._most_s)
+        # not all streams at once
+        self._until[address] = now + wait_s * random.uniform(0.75, 1.25)
+
+    def at(self, now: float) -> frozenset[str]:
+        """Addresses that are not to be asked now."""
+        return frozenset(address for address, until in self._until.items() if now < until)
+
+
 class DraftSide:
-    """Opens in the background, proposes in time or not at all, and opens anew some time after a loss."""
+    """Opens in the background, proposes in time or not at all. After a loss another worker adopts the stream, or the
+    same one some time later: in the background too, from the log as it stands, as a new epoch."""
 
     def __init__(self, stream: Stream, pool: DraftPool, max_q_entries: int, elsewhere: tuple[str, ...] = ()) -> None:
         """`elsewhere`: drafters that run in the coordinator or inside a target, which no draft worker is asked for."""
@@ -83,8 +122,13 @@ class DraftSide:
         self._opening: asyncio.Task[None] | None = None
         self._waited_for_opening = False
         self._epoch = 0
-        self._reopen_after_s = REOPEN_AFTER_S
-        self._next_opening_at = 0.0
+        self._avoided = Avoided(REOPEN_AFTER_S, MAX_REOPEN_AFTER_S)
+        self._next_opening_at = self._next_move_at = 0.0
+        self._verify_ms = Median()
+        self._proposer: Conduct | None = None
+        """Whose drafts are being verified."""
+        self._foreteller: Conduct | None = None
+        """The same of those that were sent before their round."""
         self._num_looks = 0
         self._branches_for = 0
         """The look at which branches that were asked for may be used."""
@@ -109,9 +153,10 @@ class DraftSide:
         """Begins to open a session, unless the request wants no drafts or nobody offers any."""
         if not self.wanted:
             return
-        link = self._pool.connect_draft(self._stream)
+        link = self._pool.connect_draft(self._stream, self._avoided.at(time.monotonic()))
         if link is not None:
-            self._link, self._waited_for_opening = link, False
+            # only before the first token it is computed as soon as the target's, so that waiting pays
+            self._link, self._waited_for_opening = link, self._num_looks > 0
             self._opening = asyncio.create_task(self._open(link))
             # its failure is read by the next round, if there is one
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -128,6 +173,7 @@ class DraftSide:
         whole, whatever its length; nobody has looked at what was drawn."""
         assert self._link is not None
         link = self._link
+        self._proposer = link.conduct
         is_expected = self._branches_for == self._num_looks
         self._branches_for = self._num_looks + 1 if choice.ahead else 0
         branch = link.branch(choice.drafter, choice.ahead)
@@ -136,8 +182,8 @@ class DraftSide:
             return Drafted(branch, ahead=HIT, build_ms=link.last_build_ms)
         history = self._pool.proposal_ms(link)
         num_units = 1 + choice.num_draft_tokens
-        expected_s = history.value(0.0) * num_units / 1000
-        wait_s = max(MIN_WAIT_S, WAIT_FACTOR * expected_s) if expected_s else FIRST_WAIT_S
+        wait_s = self._wait_s(choice.num_draft_tokens, history.value(0.0) * num_units / 1000)
+        breaker = link.conduct.standing.breaker
         started = time.perf_counter()
         num_hits = link.ahead_counts.num_hits
         try:
@@ -148,12 +194,18 @@ class DraftSide:
             elapsed_ms = 1000 * (time.perf_counter() - started)
             # so that a worker that has become slower is waited for again, some rounds on
             history.add(elapsed_ms / num_units)
+            breaker.failed(time.monotonic(), elapsed_ms / 1000, self._pool.num_streams(link))
             return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         except OutriderError as error:
-            self._lose(error)
-            return Drafted(SealedProposal(), wait_ms=1000 * (time.perf_counter() - started))
+            elapsed_ms = 1000 * (time.perf_counter() - started)
+            self._lose(error, elapsed_ms / 1000)
+            return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         elapsed_ms = 1000 * (time.perf_counter() - started)
         self._count_dropped(link)
+        if link.is_cut:
+            history.add(elapsed_ms / num_units)
+            return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000))
+        breaker.succeeded(time.monotonic())
         if link.ahead_counts.num_hits > num_hits:
             return Drafted(proposal, ahead=LATE, branch_wait_ms=elapsed_ms, build_ms=link.last_build_ms)
         if proposal.num_draft_tokens == choice.num_draft_tokens or choice.price is not None:
@@ -175,18 +227,27 @@ class DraftSide:
             num_accepted = min(num_accepted, num_drafts)
             self._pool.count_round(self._link, DraftRounds(1, round_ms, wait_ms, num_drafts, num_accepted))
 
+    def verified(self, verdict: Verdict) -> None:
+        """Of a round with drafts of the worker. What is wrong with them is held against it."""
+        self._verify_ms.add((verdict.queue_us + verdict.compute_us + verdict.sampling_us) / 1000)
+        if self._proposer is not None:
+            self._proposer.bad(verdict.proposal_fault) if verdict.proposal_fault else self._proposer.good()
+
     async def foretold(self) -> Foretold:
         """The likeliest outcome of the round that is being verified, once the worker has told it. May be cancelled;
         raises OutriderError when the worker is lost, which the next look will find as well."""
-        if self._link is None:
+        link = self._link
+        if link is None:
             raise Unavailable("the draft worker was lost with its proposal")
-        return await self._link.foretold()
+        foretold = await link.foretold()
+        self._foreteller = link.conduct
+        return foretold
 
     def use(self, branch: SealedProposal, choice: Choice) -> Drafted:
         """A branch that the target has already. The worker, if it is still there, is told and drafts ahead of it."""
         self._num_looks += 1
         self._branches_for = self._num_looks + 1 if choice.ahead else 0
-        link = self._link
+        self._proposer, link = self._foreteller, self._link
         if link is None:
             return Drafted(branch, ahead=HIT)
         try:
@@ -209,9 +270,10 @@ class DraftSide:
             link.close()
 
     async def _why_not(self) -> str:
+        now = time.monotonic()
         if self._link is None:
-            if time.perf_counter() >= self._next_opening_at:
-                self._next_opening_at = time.perf_counter() + self._reopen_after_s
+            if now >= self._next_opening_at:
+                self._next_opening_at = now + LOOK_AGAIN_S
                 self.open_soon()
             if self._link is None:
                 return "no-draft-worker"
@@ -223,12 +285,32 @@ class DraftSide:
                     return "draft-opening"
                 self._opening.result()
                 self._opening = None
+                link.conduct.standing.num_adoptions += self._epoch > 1
             if not link.reaches(self._stream.log.length):
                 return "draft-context-full"
-            return link.lacks_features() if link.ready() else "draft-late"
+            is_ready = link.ready()
         except OutriderError as error:
             self._lose(error)
             return "draft-lost"
+        if not is_ready:
+            return "draft-opening" if link.late_s > MOVE_AFTER_S and self._moves(link, now) else "draft-late"
+        why_not = link.conduct.standing.why_not(self, now)
+        if why_not:
+            return "draft-opening" if self._moves(link, now, leaves=why_not == QUARANTINED) else why_not
+        return link.lacks_features()
+
+    def _moves(self, link: DraftLink, now: float, leaves: bool = False) -> bool:
+        """Goes to another worker, if there is one. leaves: the one at hand in any case."""
+        if not leaves:
+            if now < self._next_move_at:
+                return False
+            self._next_move_at = now + LOOK_AGAIN_S
+            if not self._pool.has_draft(self._stream, self._avoided.at(now) | {link.address}):
+                return False
+        self._avoided.lost(link.address, now)
+        self.close()
+        self.open_soon()
+        return self._link is not None
 
     async def _wait_opening(self, opening: asyncio.Task[None]) -> None:
         if not self._waited_for_opening:
@@ -247,13 +329,27 @@ class DraftSide:
         )
         await link.wait_opened()
 
-    def _lose(self, error: OutriderError) -> None:
-        if error.reason not in (SESSION_LOST, DRAINING):
+    def _wait_s(self, num_draft_tokens: int, expected_s: float) -> float:
+        """How long to wait for a proposal: once it is later than its drafts can save at most, the round would have been
+        better off plain. `expected_s`: what it should take; 0: nobody knows."""
+        wait_s = WAIT_FACTOR * expected_s if expected_s else FIRST_WAIT_S
+        if len(self._verify_ms):
+            wait_s = min(wait_s, expected_s + num_draft_tokens * self._verify_ms.value() / 1000)
+        return max(MIN_WAIT_S, wait_s)
+
+    def _lose(self, error: OutriderError, lost_s: float = 0.0) -> None:
+        """lost_s: what was waited for the worker in vain."""
+        link, now = self._link, time.monotonic()
+        if link is not None and error.reason not in (SESSION_LOST, DRAINING):
             self._stream.statistics.num_draft_failures += 1
-        # a worker that leaves says so in peace: another one is asked at once
-        self._next_opening_at = time.perf_counter() + (0.0 if error.reason == DRAINING else self._reopen_after_s)
-        self._reopen_after_s = min(2 * self._reopen_after_s, MAX_REOPEN_AFTER_S)
+            if isinstance(error, Unavailable | Aborted | Internal):  # else it refuses this stream, or its time is up
+                link.conduct.standing.breaker.failed(now, lost_s, self._pool.num_streams(link))
+            if error.reason == NOT_UNDERSTOOD:
+                link.conduct.bad(error.message)
+        if link is not None and error.reason != DRAINING:
+            self._avoided.lost(link.address, now)
         self.close(error)
+        self._next_opening_at = now  # another one may adopt the stream at once
 
     def _count_dropped(self, link: DraftLink) -> None:
         self._stream.statistics.num_dropped_proposals += link.take_num_dropped()

@@ -19,14 +19,17 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from coordinator.draft_worker_families import draft_worker_families
 from coordinator.draining import HandedOver
 from coordinator.failover_families import FailoverFamilies
+from coordinator.fleet.standing import Standing
 from coordinator.metric_families import FALLBACKS, NO_PROPOSAL, Totals, families
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
 from outrider.errors import OutriderError
 from outrider.sampling.params import Origin
 from outrider.serving.metrics import PREFIX, Reading
+from outrider.serving.worker_calls import DRAFT
 
 ROLE = "coordinator"
 HANDED_OVER = "HANDED_OVER"
@@ -42,6 +45,8 @@ class Fleet(Protocol):
     def workers(self) -> Iterable[Any]: ...
 
     def health(self, worker: Any) -> tuple[bool, str]: ...
+
+    def standing(self, worker: Any) -> Standing: ...
 
 
 class Places(Protocol):
@@ -111,6 +116,9 @@ class CoordinatorMetrics:
             sessions.add_metric(values, worker.num_sessions)
             away.add_metric(values, worker.network.value() / 1000)
         yield from (healthy, sessions, away)
+        drafts = [worker for worker in self._fleet.workers() if worker.role == DRAFT]
+        known = ((worker.address, self._fleet.standing(worker)) for worker in drafts)
+        yield from draft_worker_families(known, time.monotonic())
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from coordinator.draft_link import DraftLink
 from coordinator.features import FeatureFeed, FeatureRelay
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.picking import PrefixMemory, prefix_keys
+from coordinator.fleet.standing import Conduct
 from coordinator.fleet.worker import WorkerRecord
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.fixed import FixedGamma
@@ -23,10 +24,13 @@ from coordinator.peer import Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink
-from outrider.errors import Aborted
+from outrider.errors import Aborted, OutriderError
 from outrider.results import DraftRounds
 from outrider.serving import session_calls as wire
+from outrider.serving.worker_calls import describe
 from outrider.settings import CoordinatorSettings
+
+LAST_PROBE_S = 2.0
 
 
 class SessionPool:
@@ -91,18 +95,33 @@ class SessionPool:
         if request.max_draft_tokens:
             states = self._directory.wanted_features(request.model, worker, request.drafter, reads)
         num_blocks = self._promised_blocks(stream, worker)
-        return self._enlist(TargetLink(peer, worker.address, stream.log, stream.features, states), worker, num_blocks)
+        incarnation = worker.description.incarnation if worker.description is not None else ""
+        link = TargetLink(peer, worker.address, stream.log, stream.features, states, incarnation)
+        return self._enlist(link, worker, num_blocks)
 
-    def connect_draft(self, stream: Stream) -> DraftLink | None:
+    def has_draft(self, stream: Stream, avoid: frozenset[str]) -> bool:
+        return self._directory.pick_draft(stream.request.model, stream.request.drafter, avoid) is not None
+
+    def connect_draft(self, stream: Stream, avoid: frozenset[str] = frozenset()) -> DraftLink | None:
         request = stream.request
-        worker = self._directory.pick_draft(request.model, request.drafter)
+        worker = self._directory.pick_draft(request.model, request.drafter, avoid)
         if worker is None or worker.description is None:
             return None
         call = wire.draft_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_draft, worker, wire.DRAFT_HEARTBEAT)
         states = next(iter(worker.description.drafter_features.values()), "")
         feed = FeatureFeed(stream.features, peer, states, request.model_fingerprint)
-        return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead), worker)
+        conduct = Conduct(self._directory.standing(worker), worker.description.incarnation)
+        return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead, conduct), worker)
+
+    async def has_died(self, link: TargetLink) -> bool:
+        """Whether the process behind a link that is lost answers no more."""
+        try:
+            channel = self._sessions[link].channel
+            found = await describe(channel, without_tokenizer=True, timeout_s=LAST_PROBE_S)
+        except OutriderError:
+            return True
+        return found.incarnation != link.incarnation
 
     def connect_standby(self, stream: Stream, avoid: str) -> TargetLink:
         request, numerics = stream.request, self._numerics.get(stream, "")
@@ -127,6 +146,9 @@ class SessionPool:
         worker.num_promised_blocks -= self._promised_to.pop(link, 0)
         if error is not None and getattr(error, "status", "") == "UNAVAILABLE" and not isinstance(error, Aborted):
             worker.suspect()
+
+    def num_streams(self, link: DraftLink) -> int:
+        return self._sessions[link].num_sessions
 
     def draft_candidates(self, link: DraftLink) -> tuple[Candidate, ...]:
         description = self._sessions[link].description

@@ -162,6 +162,8 @@ class RoundLoop:
         verdict = timed.verdict
         if verdict.proposal_fault:
             self._stream.statistics.num_dropped_proposals += 1
+        if num_local < drafted.proposal.num_draft_tokens:
+            self._draft.verified(verdict)
         # what the target cut off were the last drafts
         num_local = max(0, num_local - (drafted.proposal.num_draft_tokens - verdict.num_draft_tokens))
         reason = "draft-late" if drafted.wait_ms and local_drafter else choice.reason

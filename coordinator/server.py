@@ -173,6 +173,8 @@ class GenerationServicer:
 
     def _worker_status(self, worker: Any) -> pb.WorkerStatus:
         healthy, detail = self._directory.health(worker)
+        if worker.role == DRAFT:
+            detail = detail or self._directory.standing(worker).fault(time.monotonic())
         status = pb.WorkerStatus(
             role=role_to_pb(worker.role),
             address=worker.address,

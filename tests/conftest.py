@@ -13,6 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Where nothing is meant to be silent, only a slow machine is.
 os.environ.setdefault("OUTRIDER_PEER_TIMEOUT_S", "60")
+os.environ.setdefault("OUTRIDER_DRAFT_BREAKER_MAX_OPEN_S", "0.05")
 
 import outrider.lm  # noqa: F401  (before anything imports torch: it sets how idle threads wait)
 

@@ -127,6 +127,9 @@ class FakeDraft:
     def judge(self, verdict: Verdict, num_drafts: int) -> None:
         pass
 
+    def verified(self, verdict: Verdict) -> None:
+        pass
+
     def count(self, drafted: Drafted, num_drafts: int, num_accepted: int, round_ms: float) -> None:
         pass
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from coordinator.fleet.limits import Limits, together
 from coordinator.fleet.picking import Draft, Target, best_draft, best_target
+from coordinator.fleet.standing import Standing, Standings
 from coordinator.fleet.worker import PROBE_TIMEOUT_S, WorkerRecord
 from coordinator.model import ServedModel
 from coordinator.names import read_aliases, read_pairs
@@ -39,6 +40,7 @@ class WorkerDirectory:
         self._draft_models = read_pairs(settings.draft_models, "draft_models")
         self._workers: dict[str, WorkerRecord] = {}
         self._leaving: list[WorkerRecord] = []
+        self._standings = Standings(settings)
         self._sweeper: asyncio.Task[None] | None = None
         self._probe_timeout_s = max(PROBE_TIMEOUT_S, settings.peer_timeout_s)
 
@@ -66,7 +68,16 @@ class WorkerDirectory:
     def health(self, worker: WorkerRecord) -> tuple[bool, str]:
         """Whether new streams may go there, and why not."""
         detail = worker.fault() or self._mismatch(worker)
+        if worker.role == DRAFT and not detail:
+            detail = self.standing(worker).quarantine.reason
         return not detail, detail
+
+    def standing(self, worker: WorkerRecord) -> Standing:
+        """What streams have had of a draft worker: of the process that answers there now."""
+        standing = self._standings.of(worker.address)
+        if worker.description is not None:
+            standing.quarantine.meet(worker.description.incarnation)
+        return standing
 
     def model_names(self) -> list[str]:
         return list(
@@ -131,15 +142,19 @@ class WorkerDirectory:
             raise self._no_target(f"no target worker of model {model!r} can take a stream now ({details})")
         return best
 
-    def pick_draft(self, model: str, drafter: str = "") -> WorkerRecord | None:
-        """The healthy paired worker that offers `drafter` for the next stream, see `best_draft`; None when there is
-        none."""
-        healthy = [
+    def pick_draft(self, model: str, drafter: str = "", avoid: frozenset[str] = frozenset()) -> WorkerRecord | None:
+        """The healthy paired worker not in `avoid` that offers `drafter` for the next stream, see `best_draft`; None
+        when there is none. One whose circuit is open, or that a stream is trying, takes none."""
+        now = time.monotonic()
+        free = [
             w
             for w in self._paired(model)
-            if self.health(w)[0] and (drafter in self._usable(w, model) if drafter else self._usable(w, model))
+            if w.address not in avoid
+            and self.health(w)[0]
+            and self.standing(w).takes_streams(now)
+            and (drafter in self._usable(w, model) if drafter else self._usable(w, model))
         ]
-        return best_draft(Draft(w, w.load, w.network.value(), w.proposal_ms.value()) for w in healthy)
+        return best_draft(Draft(w, w.load, w.network.value(), w.proposal_ms.value()) for w in free)
 
     def wanted_features(
         self, model: str, target: WorkerRecord, drafter: str = "", read_states: str | None = None

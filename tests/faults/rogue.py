@@ -29,6 +29,8 @@ FAULTS = (
     "silence",
 )
 
+TRUSTING = {"max_bad_proposals": 1_000_000}
+"""A coordinator that asks again whatever it was told, so that every fault is met."""
 
 BRANCH_FAULTS = (
     "none",
@@ -62,14 +64,18 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
     ) -> None:
         self._channel = grpc.aio.insecure_channel(address)
         self._random = random.Random(seed)
-        self._faults = faults
+        self.faults = faults
+        self.incarnation = ""
+        """Of another process than the worker's own, where it is set."""
         self._silence_s = silence_s
         self._branch_faults = branch_faults
         self.counts = dict.fromkeys(FAULTS, 0)
         self.branch_counts = dict.fromkeys(BRANCH_FAULTS, 0)
 
     async def DescribeWorker(self, request, context):
-        return await worker_pb2_grpc.WorkerServiceStub(self._channel).DescribeWorker(request)
+        answer = await worker_pb2_grpc.WorkerServiceStub(self._channel).DescribeWorker(request)
+        answer.incarnation = self.incarnation or answer.incarnation
+        return answer
 
     async def Session(self, requests, context):
         call = draft_pb2_grpc.DraftServiceStub(self._channel).Session()
@@ -104,7 +110,7 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
             call.cancel()
 
     async def _spoil(self, response, previous):
-        fault = self._random.choice(self._faults)
+        fault = self._random.choice(self.faults)
         self.counts[fault] += 1
         header, proposal = response.proposal.header, response.proposal.proposal
         match fault:

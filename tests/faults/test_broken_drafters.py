@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import scaled
+from faults.rogue import TRUSTING
 from stack import in_process_stack
 
 import outrider
@@ -50,7 +51,7 @@ async def check(
 ) -> None:
     """Texts with and without the fault. counted: every stream's statistics show it."""
     async with (
-        in_process_stack(TARGET, draft, **OFFERED) as stack,
+        in_process_stack(TARGET, draft, coordinator=TRUSTING, **OFFERED) as stack,
         outrider.Client(stack.address) as client,
     ):
         plain = await answers(client, num_speculative_tokens=0)

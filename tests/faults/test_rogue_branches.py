@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 from benchmarks.delay import delayed
 from conftest import scaled
-from faults.rogue import BRANCH_FAULTS, rogue_draft
+from faults.rogue import BRANCH_FAULTS, TRUSTING, rogue_draft
 from stack import in_process_stack, start
 
 import coordinator.server
@@ -30,7 +30,7 @@ async def test_text_does_not_change(faults: tuple[str, ...]) -> None:
         far = await cleanup.enter_async_context(delayed(honest.target[0].address, 6.0))
         settings = CoordinatorSettings(
             port=0, log_level="error", target_workers=(far,), draft_workers=(address,), draft_ahead="on",
-            peer_timeout_s=30.0,
+            peer_timeout_s=30.0, **TRUSTING,
         )  # fmt: skip
         server = await start(coordinator.server.serve, settings)
         cleanup.push_async_callback(server.close)

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 from conftest import scaled
-from faults.rogue import FAULTS, rogue_draft
+from faults.rogue import FAULTS, TRUSTING, rogue_draft
 from stack import in_process_stack
 
 import outrider
+from coordinator import drafting
 
 TARGET, DRAFT = "toy:vocab=24,seed=5", "toy:vocab=24,seed=5,agreement=0.85"
 
@@ -23,14 +24,17 @@ def requests(count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gamma", [4, None])
-async def test_text_does_not_change(gamma):
+async def test_text_does_not_change(gamma, monkeypatch):
+    monkeypatch.setattr(drafting, "REOPEN_AFTER_S", 0.01)
+    monkeypatch.setattr(drafting, "MAX_REOPEN_AFTER_S", 0.05)
+    monkeypatch.setattr(drafting, "LOOK_AGAIN_S", 0.01)
     work = list(requests(scaled(120, at_least=12)))
     extra = {} if gamma is None else {"num_speculative_tokens": gamma}
     async with in_process_stack(TARGET, None) as plain, outrider.Client(plain.address) as client:
         expected = [(await client.complete(p, num_speculative_tokens=0, **o)).token_ids for p, o in work]
     async with in_process_stack(TARGET, DRAFT) as honest:
         async with rogue_draft(honest.draft[0].address, seed=gamma or 1) as (address, rogue):
-            stack = in_process_stack(TARGET, None, coordinator={"draft_workers": (address,)})
+            stack = in_process_stack(TARGET, None, coordinator={"draft_workers": (address,), **TRUSTING})
             async with stack as services, outrider.Client(services.address) as client:
                 answers = []
                 for start in range(0, len(work), 8):
@@ -59,7 +63,7 @@ async def test_each_fault_alone(fault, drafter):
             address,
             rogue,
         ):
-            stack = in_process_stack(TARGET, None, coordinator={"draft_workers": (address,)})
+            stack = in_process_stack(TARGET, None, coordinator={"draft_workers": (address,), **TRUSTING})
             async with stack as services, outrider.Client(services.address) as client:
                 answers = await asyncio.gather(
                     *(

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from conftest import scaled
+from faults.rogue import TRUSTING
 from stack import in_process_stack, start
 from test_coordinator_generate import no_sessions
 
@@ -226,7 +227,9 @@ class Nonsense:
 async def test_nonsense_from_a_draft_worker_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     nonsense = Nonsense(7)
     monkeypatch.setattr(draft_server.DraftServicer, "Session", nonsense.wrap(draft_server.DraftServicer.Session))
-    async with in_process_stack(TARGET, DRAFT) as stack, Client(stack.address) as client:
+    for name in ("REOPEN_AFTER_S", "MAX_REOPEN_AFTER_S", "LOOK_AGAIN_S"):
+        monkeypatch.setattr(drafting, name, 0.01)
+    async with in_process_stack(TARGET, DRAFT, coordinator=TRUSTING) as stack, Client(stack.address) as client:
         accepted = dropped = 0
         for case in range(scaled(60, at_least=8)):
             options = {"temperature": 0.0} if case % 2 else {"temperature": 1.0, "seed": case}

@@ -1,0 +1,293 @@
+"""Draft workers that die, hang, flap and talk nonsense: another one adopts their streams, texts stay, and all is told.
+
+Real services in this process; the faults are simulated by a proxy before a real draft worker, or by ending a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from faults.rogue import RogueDraft, rogue_draft
+from stack import Stack, in_process_stack, start
+from test_coordinator_faults import collect, completion, ids
+from test_coordinator_generate import no_sessions
+from test_metrics_served import free_port, scrape, total
+
+import draft_worker.server as draft_server
+from coordinator import drafting
+from outrider import results
+from outrider.client import Client
+from outrider.lm.toy_head import STATES
+from outrider.settings import DraftWorkerSettings
+
+TARGET = "toy:vocab=48,seed=5,pass_ms=2"
+DRAFT = "toy:vocab=48,seed=5,agreement=0.9"
+RULES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "coupled": {"temperature": 1.0, "seed": 4},
+}
+SAMPLED = {"temperature": 1.0, "acceptance": "block"}
+PATIENT = {"draft_breaker_max_open_s": 0.05, "local_drafters": ()}
+"""What streams wait for in vain is forgotten at once."""
+
+
+def drafts_of(events: list[results.Event]) -> list[int]:
+    """Of each round."""
+    steps = [event.step for event in events if isinstance(event, results.Chunk)]
+    return [step.num_draft_tokens for step in steps if step is not None]
+
+
+def reasons_of(events: list[results.Event]) -> set[str]:
+    return {e.step.reason for e in events if isinstance(e, results.Chunk) and e.step is not None}
+
+
+async def busy_draft(client: Client) -> str:
+    """Address of the draft worker that has the stream."""
+    workers = (await client.server_info()).workers
+    return next(w.address for w in workers if w.role == "draft" and w.num_sessions)
+
+
+@asynccontextmanager
+async def two_drafts(**coordinator: Any) -> AsyncIterator[tuple[Stack, Client, dict[str, Any], int]]:
+    """A target, two draft workers by address, and the port of the coordinator's metrics."""
+    async with AsyncExitStack() as cleanup:
+        drafts = {}
+        for _ in range(2):
+            settings = DraftWorkerSettings(model=DRAFT, port=0, log_level="warning", drain_grace_s=0)
+            server = await start(draft_server.serve, settings)
+            drafts[server.address] = server
+            cleanup.push_async_callback(server.close)
+        port = free_port()
+        values = {**PATIENT, "draft_workers": tuple(drafts), "metrics_port": port, **coordinator}
+        stack = await cleanup.enter_async_context(in_process_stack(TARGET, None, coordinator=values))
+        yield stack, await cleanup.enter_async_context(Client(stack.address)), drafts, port
+
+
+@pytest.mark.parametrize("draft_ahead", ["off", "on"])
+@pytest.mark.parametrize("rule", RULES)
+async def test_another_worker_adopts_the_stream(rule: str, draft_ahead: str) -> None:
+    async with two_drafts(draft_ahead=draft_ahead) as (_, client, drafts, port):
+        request = {**RULES[rule], "max_tokens": 400, "num_speculative_tokens": 3, "drafter": "model"}
+        whole = await client.complete("ABC", **{**request, "num_speculative_tokens": 0})
+        lost: list[str] = []
+
+        async def lose() -> None:
+            lost.append(await busy_draft(client))
+            await drafts[lost[0]].close()
+
+        events = await collect(client.generate("ABC", report_steps=True, **request), 40, lose)
+        assert ids(events) == whole.token_ids
+        drafted, complete = drafts_of(events), completion(events)
+        assert any(drafted[:10]), "INCONCLUSIVE: nothing was drafted before the death"
+        assert not all(drafted[1:]), "INCONCLUSIVE: the worker was never missed"
+        assert any(drafted[-20:]), "nobody has adopted the stream"
+        assert complete.speculation.num_draft_failures == 1
+        assert draft_ahead == "off" or complete.speculation.num_branch_hits > 0, "INCONCLUSIVE: no branch was used"
+        (other,) = set(drafts) - set(lost)
+        samples = await scrape(port)
+        assert total(samples, "draft_worker_adoptions_total", worker=other) == 1
+        assert total(samples, "draft_worker_adoptions_total", worker=lost[0]) == 0
+        assert total(samples, "draft_worker_circuit") == 0, "one death is no flapping"
+        await no_sessions(client)
+
+
+async def test_the_head_of_another_worker_gets_all_states_again() -> None:
+    """The one that adopts the stream has not seen any of them."""
+    async with AsyncExitStack() as cleanup:
+        drafts = {}
+        for _ in range(2):
+            settings = DraftWorkerSettings(
+                model="", head="toy:agreement=0.9", target=TARGET, port=0, log_level="warning", drain_grace_s=0
+            )
+            server = await start(draft_server.serve, settings)
+            drafts[server.address] = server
+            cleanup.push_async_callback(server.close)
+        sends = {"features": tuple(str(state) for state in STATES)}
+        values = {**PATIENT, "draft_workers": tuple(drafts)}
+        stack = await cleanup.enter_async_context(
+            in_process_stack(TARGET, None, coordinator=values, target_worker=sends)
+        )
+        client = await cleanup.enter_async_context(Client(stack.address))
+        request = {"temperature": 0.0, "max_tokens": 400, "num_speculative_tokens": 3, "drafter": "toy-head"}
+        whole = await client.complete("ABC", **{**request, "num_speculative_tokens": 0, "drafter": "auto"})
+
+        async def lose() -> None:
+            await drafts[await busy_draft(client)].close()
+
+        events = await collect(client.generate("ABC", report_steps=True, **request), 40, lose)
+        assert ids(events) == whole.token_ids
+        drafted = drafts_of(events)
+        assert any(drafted[:20]), "INCONCLUSIVE: nothing was drafted before the death"
+        assert not all(drafted[3:]), "INCONCLUSIVE: the worker was never missed"
+        assert any(drafted[-20:]), "nobody has adopted the stream"
+        await no_sessions(client)
+
+
+@asynccontextmanager
+async def rogue_and_honest(rogue: dict[str, Any], **coordinator: Any) -> AsyncIterator[tuple[Client, RogueDraft, int]]:
+    """A coordinator with a lying draft worker and, where `has_honest`, one that does not lie."""
+    async with AsyncExitStack() as cleanup:
+        honest = await cleanup.enter_async_context(in_process_stack(TARGET, DRAFT))
+        address, servicer = await cleanup.enter_async_context(rogue_draft(honest.draft[0].address, seed=1, **rogue))
+        port = free_port()
+        values = {**PATIENT, "draft_workers": (address,), "metrics_port": port, **coordinator}
+        stack = await cleanup.enter_async_context(in_process_stack(TARGET, None, coordinator=values))
+        yield await cleanup.enter_async_context(Client(stack.address)), servicer, port
+
+
+WRONG = [
+    ("torn_q", "block"),
+    ("too_many", "greedy"),
+    ("ids_out_of_range", "block"),
+    ("stale_hash", "greedy"),
+    ("out_of_step_lie", "greedy"),
+]
+
+
+@pytest.mark.parametrize(("fault", "rule"), WRONG)
+async def test_who_proposes_nonsense_is_asked_no_more(fault: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "MIN_WAIT_S", 0.02)
+    monkeypatch.setattr(drafting, "FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr(drafting, "REOPEN_AFTER_S", 0.01)
+    monkeypatch.setattr(drafting, "MAX_REOPEN_AFTER_S", 0.02)
+    monkeypatch.setattr(drafting, "LOOK_AGAIN_S", 0.02)
+    async with rogue_and_honest({"faults": (fault,)}) as (client, rogue, port):
+        options = {**(RULES["greedy"] if rule == "greedy" else SAMPLED), "max_tokens": 200}
+        plain = await client.complete("ABC", num_speculative_tokens=0, **options)
+        request = {"num_speculative_tokens": 3, "drafter": "model", **options}
+        answer = await client.complete("ABC", **request)
+        assert rule != "greedy" or answer.token_ids == plain.token_ids
+        assert len(answer.token_ids) == 200
+        bad = total(await scrape(port), "draft_worker_bad_proposals_total")
+        assert bad >= 3, f"INCONCLUSIVE: {rogue.counts}"
+        assert total(await scrape(port), "draft_worker_quarantined") == 1
+        worker = next(w for w in (await client.server_info()).workers if w.role == "draft")
+        assert not worker.healthy
+        assert "bad proposals" in worker.detail
+        asked = dict(rogue.counts)
+        again = await client.complete("ABC", **request)
+        assert rogue.counts == asked, "it was asked again"
+        assert again.speculation.num_draft_tokens == 0
+        rogue.incarnation, rogue.faults = "another process", ("none",)
+        async with asyncio.timeout(30):
+            while not next(w for w in (await client.server_info()).workers if w.role == "draft").healthy:
+                await asyncio.sleep(0.02)
+        healed = await client.complete("ABC", **request)
+        assert rule != "greedy" or healed.token_ids == plain.token_ids
+        assert healed.speculation.num_draft_tokens > 0, "another process at its address begins anew"
+        assert total(await scrape(port), "draft_worker_quarantined") == 0
+        assert total(await scrape(port), "draft_worker_bad_proposals_total") == bad
+
+
+async def test_a_circuit_that_is_open_lets_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every proposal is late. Two streams find out; after them nobody asks, until one tries."""
+    monkeypatch.setattr(drafting, "FIRST_WAIT_S", 0.3)
+    monkeypatch.setattr(drafting, "MIN_WAIT_S", 0.3)
+    silence = {"faults": ("silence",), "silence_s": 300.0}
+    async with rogue_and_honest(silence, draft_breaker_max_open_s=600.0) as (client, rogue, port):
+        request = {**RULES["greedy"], "max_tokens": 60, "num_speculative_tokens": 3, "drafter": "model"}
+        plain = await client.complete("ABC", **{**request, "num_speculative_tokens": 0})
+        for _ in range(2):
+            assert (await client.complete("ABC", **request)).token_ids == plain.token_ids
+        samples = await scrape(port)
+        assert total(samples, "draft_worker_circuit") == 2
+        assert total(samples, "draft_worker_circuit_openings_total") == 1
+        asked = sum(rogue.counts.values())
+        assert asked == 2
+        answers = await asyncio.gather(*(client.complete("ABC", report_steps=True, **request) for _ in range(4)))
+        assert sum(rogue.counts.values()) == asked, "it was asked again"
+        for answer in answers:
+            assert answer.token_ids == plain.token_ids
+            assert answer.speculation.num_draft_tokens == 0
+            reasons = {chunk.step.reason for chunk in answer.chunks if chunk.step is not None}
+            assert reasons <= {"prefill", "no-draft-worker"}
+        worker = next(w for w in (await client.server_info()).workers if w.role == "draft")
+        assert worker.healthy
+        assert "circuit open" in worker.detail
+
+
+async def test_a_stream_at_a_worker_that_hangs_goes_to_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heart beats on, and its proposal never comes: nobody waits for it twice."""
+    monkeypatch.setattr(drafting, "MOVE_AFTER_S", 0.05)
+    real, calls = draft_server.DraftServicer.Session, 0
+
+    async def hanging(servicer: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
+        nonlocal calls
+        calls += 1
+        hangs, num_proposals = calls == 1, 0
+        async for response in real(servicer, requests, context):
+            num_proposals += response.WhichOneof("message") == "proposal"
+            if not (hangs and num_proposals > 5 and response.WhichOneof("message") == "proposal"):
+                yield response
+
+    monkeypatch.setattr(draft_server.DraftServicer, "Session", hanging)
+    async with two_drafts() as (_, client, _, port):
+        request = {**RULES["greedy"], "max_tokens": 400, "num_speculative_tokens": 3, "drafter": "model"}
+        plain = await client.complete("ABC", **{**request, "num_speculative_tokens": 0})
+        events = await collect(client.generate("ABC", report_steps=True, **request), 1, _nothing)
+        assert ids(events) == plain.token_ids
+        drafted = drafts_of(events)
+        assert any(drafted[:10]), "INCONCLUSIVE: nothing was drafted before it hung"
+        assert "draft-opening" in reasons_of(events), "INCONCLUSIVE: it never hung"
+        assert any(drafted[-20:]), "nobody has adopted the stream"
+        assert total(await scrape(port), "draft_worker_adoptions_total") >= 1
+        await no_sessions(client)
+
+
+async def test_sampled_streams_use_the_drafts_that_were_told_before_a_worker_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chain that may end early, of a draft worker that dies or hangs over its third draft, again and again."""
+    monkeypatch.setattr(drafting, "REOPEN_AFTER_S", 0.01)
+    monkeypatch.setattr(drafting, "MAX_REOPEN_AFTER_S", 0.02)
+    monkeypatch.setattr(drafting, "LOOK_AGAIN_S", 0.02)
+    real, told = draft_server.DraftServicer.Session, {"drawn": 0, "proposal": 0}
+
+    async def dying(servicer: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
+        num_drawn = 0
+        async for response in real(servicer, requests, context):
+            kind = response.WhichOneof("message")
+            told[kind] = told.get(kind, 0) + 1
+            num_drawn = num_drawn + 1 if kind == "drawn" else 0
+            yield response
+            if num_drawn == 2 and told["drawn"] % 5 == 0:
+                raise RuntimeError("dies over its third draft")
+
+    monkeypatch.setattr(draft_server.DraftServicer, "Session", dying)
+    slow = "toy:vocab=48,seed=5,pass_ms=15"
+    values = {"coordinator": {**PATIENT, "draft_ahead": "off"}}
+    async with in_process_stack(slow, DRAFT, **values) as stack, Client(stack.address) as client:
+        answer = await client.complete("ABC", max_tokens=150, drafter="model", report_steps=True, **SAMPLED)
+        spec = answer.speculation
+        assert len(answer.token_ids) == 150
+        assert told["drawn"] > 0, "INCONCLUSIVE: no draft was told before its chain ended"
+        assert spec.num_draft_failures > 0, "INCONCLUSIVE: no worker died over a draft"
+        counted = spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens
+        assert counted + spec.num_plain_tokens == 150
+
+
+async def _nothing() -> None:
+    pass
+
+
+def test_a_stream_leaves_a_worker_alone_for_longer_each_time() -> None:
+    avoided = drafting.Avoided(1.0, 4.0)
+    waits: list[float] = []
+    for number in range(6):
+        now = 100.0 * number
+        avoided.lost("a", now)
+        assert avoided.at(now) == {"a"}
+        waits.append(until(lambda t, now=now: "a" not in avoided.at(now + t)))
+    for wait_s, meant_s in zip(waits, (1, 2, 4, 4, 4, 4), strict=True):
+        assert 0.74 * meant_s <= wait_s <= 1.26 * meant_s
+    assert avoided.at(0.0) >= set()
+    assert "b" not in avoided.at(500.0)
+
+
+def until(is_over: Callable[[float], bool]) -> float:
+    """The first of many times at which it is."""
+    return next(number / 100 for number in range(10_000) if is_over(number / 100))
