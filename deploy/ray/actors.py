@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import ray
 
 from deploy.ray.config import Pool
+from deploy.ray.reconcile import Phase
 from outrider.settings import WorkerSettings
 
 BIND_TIMEOUT_S = 30.0
@@ -31,8 +32,12 @@ class WorkerStatus:
     name: str
     address: str
     pid: int
-    serving: bool
+    phase: Phase
     failure: str = ""
+
+    @property
+    def serving(self) -> bool:
+        return self.phase is Phase.SERVING
 
 
 class WorkerActor:
@@ -45,42 +50,56 @@ class WorkerActor:
             host=host, port=port, coordinators=coordinators, advertise_address=self._address
         )
         self._is_restart = ray.get_runtime_context().was_current_actor_reconstructed
-        self._serving = threading.Event()
+        self._phase = Phase.STARTING
         self._failure = ""
+        self._lock = threading.Lock()
         self._request_stop: Callable[[], object] = lambda: None
-        self._thread = threading.Thread(target=self._run, name="outrider-server")
-        self._thread.start()
+        threading.Thread(target=self._run, name="outrider-server").start()
 
     def status(self) -> WorkerStatus:
         """Answers as soon as the actor has a place, long before a large model is loaded."""
-        return WorkerStatus(self._name, self._address, os.getpid(), self._serving.is_set(), self._failure)
+        return WorkerStatus(self._name, self._address, os.getpid(), self._phase, self._failure)
 
     def drain(self) -> None:
-        """Returns when running sessions have ended, or after the settings' grace."""
-        self._request_stop()
-        self._thread.join()
+        """Begins to: gives the leases back, refuses new sessions, lets running ones end within the settings' grace. One
+        that does not serve yet never will."""
+        with self._lock:
+            if self._phase is Phase.STARTING:
+                self._phase = Phase.DRAINED
+            elif self._phase is Phase.SERVING:
+                self._phase = Phase.DRAINING
+                self._request_stop()
 
     def _run(self) -> None:
         try:
             _cap_gpu_memory(self._pool.num_gpus)
             _wait_until_free(self._settings.host, self._settings.port)
             asyncio.run(self._serve(self._settings))
+            self._phase = Phase.DRAINED
         except Exception:
+            if self._phase is Phase.DRAINED:
+                return
             self._failure = traceback.format_exc()
-            if self._serving.is_set() or self._is_restart:
+            if self._phase is not Phase.STARTING or self._is_restart:
                 # The settings once worked: what failed may pass, and Ray restarts a process that ends.
                 traceback.print_exc()
                 time.sleep(1.0)
                 os._exit(1)
-        finally:
-            self._serving.clear()
+            self._phase = Phase.FAILED
 
     async def _serve(self, settings: WorkerSettings) -> None:
         # Imported here, so that the driver needs neither torch nor a model.
         serve = importlib.import_module(f"{self._pool.role}_worker.server").serve
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         self._request_stop = lambda: loop.call_soon_threadsafe(stop.set)
-        await serve(settings, stop=stop, on_ready=lambda port: self._serving.set())
+        await serve(settings, stop=stop, on_ready=self._on_ready)
+
+    def _on_ready(self, port: int) -> None:
+        """Before any coordinator knows of it."""
+        with self._lock:
+            if self._phase is not Phase.STARTING:
+                raise RuntimeError("told to drain while it started")
+            self._phase = Phase.SERVING
 
 
 def _cap_gpu_memory(num_gpus: float) -> None:

@@ -1,85 +1,93 @@
-"""`python -m deploy.ray.driver up FLEET.toml`: places the fleet on the Ray cluster and stays as its keeper."""
+"""Places a fleet on a Ray cluster and stays as its keeper: `outrider ray up`, or the same as a job of the cluster."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
 
 import ray
-import typer
+from ray.exceptions import AuthenticationError
 from rich.console import Console
 
-from deploy.ray.actors import WorkerStatus
-from deploy.ray.config import ConfigError, Fleet, load_fleet
-from deploy.ray.fleet import PlacementError, RayFleet, WorkerFailed
+from deploy.ray.config import Fleet, load_fleet
+from deploy.ray.controller import Controller
+from deploy.ray.coordinators import Coordinators
+from deploy.ray.fleet import PlacementError, RayFleet, Stopped, WorkerFailed
+from outrider.errors import FailedPrecondition, ResourceExhausted, Unavailable
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
-console = Console(stderr=True)
-
-FleetFile = Annotated[Path, typer.Argument(help="Fleet file, see deploy/ray/fleet.toml.")]
-Address = Annotated[str, typer.Option(help="Ray cluster; 'local' starts one on this machine.")]
+console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command()
-def up(
-    file: FleetFile,
-    address: Address = "auto",
-    detach: Annotated[bool, typer.Option(help="Leave the workers running when this command ends.")] = False,
-    placement_timeout_s: Annotated[float, typer.Option(help="Nodes that an autoscaler adds take minutes.")] = 600.0,
-    ready_timeout_s: Annotated[float, typer.Option(help="Longest load of a model.")] = 1800.0,
-) -> None:
-    """Places all workers, waits until they serve, and restarts are then Ray's. Ctrl-C or SIGTERM drains them."""
+def up(file: Path, address: str, *, detach: bool, placement_timeout_s: float, ready_timeout_s: float) -> None:
+    """Places all workers and waits until they serve; then, unless `detach`, keeps their number and says what changes
+    until SIGINT or SIGTERM, and drains them.
+
+    Raises ConfigError, Unavailable (no cluster), ResourceExhausted (a worker fits nowhere), FailedPrecondition (one
+    cannot serve).
+    """
     fleet = _connect(file, address)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     placed = RayFleet.place(fleet, detached=detach)
     try:
-        serving = placed.wait_serving(placement_timeout_s=placement_timeout_s, ready_timeout_s=ready_timeout_s)
-    except (PlacementError, WorkerFailed) as error:
+        serving = placed.wait_serving(
+            placement_timeout_s=placement_timeout_s, ready_timeout_s=ready_timeout_s, stopping=stopping
+        )
+    except PlacementError as error:
         placed.kill()
-        raise _failure(str(error)) from error
-    for status in serving.values():
-        console.print(f"{status.name} serves at {status.address} (pid {status.pid})")
-    if not detach:
-        _keep(placed, dict(serving), stopping)
+        raise ResourceExhausted(str(error)) from error
+    except WorkerFailed as error:
+        placed.kill()
+        raise FailedPrecondition(str(error)) from error
+    except Stopped:
+        placed.stop()
+        return
+    if detach:
+        for status in serving.values():
+            console.print(f"{status.name} serves at {status.address} (pid {status.pid})")
+        return
+    try:
+        asyncio.run(_keep(fleet, placed, stopping))
+    finally:
+        console.print("draining")
+        placed.stop()
 
 
-@app.command()
-def down(file: FleetFile, address: Address = "auto") -> None:
-    """Drains and ends detached workers."""
+def down(file: Path, address: str) -> None:
+    """Drains and ends detached workers. Raises ConfigError, Unavailable."""
     RayFleet.find(_connect(file, address)).stop()
 
 
-def _keep(placed: RayFleet, last: dict[str, WorkerStatus], stopping: threading.Event) -> None:
-    """Says what changes until told to stop, then drains."""
-    while not stopping.wait(5.0):
-        for name, status in placed.statuses().items():
-            if status and status.serving and status != last[name]:
-                console.print(f"{name} was restarted and serves at {status.address} (pid {status.pid})")
-                last[name] = status
-    console.print("draining")
-    placed.stop()
+async def _keep(fleet: Fleet, placed: RayFleet, stopping: threading.Event) -> None:
+    coordinators = Coordinators(fleet.coordinators)
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(asyncio.to_thread(stopping.wait))
+    waiting.add_done_callback(lambda _: stop.set())
+    try:
+        await Controller(fleet, placed, coordinators.ask, console.print).run(stop)
+    finally:
+        stopping.set()
+        await coordinators.close()
 
 
 def _connect(file: Path, address: str) -> Fleet:
-    try:
-        fleet = load_fleet(file)
-    except ConfigError as error:
-        raise _failure(str(error)) from error
+    fleet = load_fleet(file)
     try:
         ray.init(address=address, namespace=fleet.namespace)
     except ConnectionError as error:
-        raise _failure(f"no Ray cluster at {address!r}: start one with `ray start --head` ({error})") from error
+        raise Unavailable(f"no Ray cluster at {address!r}: start one with `ray start --head` ({error})") from error
+    except AuthenticationError as error:
+        raise Unavailable(
+            f"the Ray cluster at {address!r} refuses this token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
+            f"cluster's ({error})"
+        ) from error
     return fleet
 
 
-def _failure(message: str) -> typer.Exit:
-    console.print(message, style="red", markup=False, highlight=False)
-    return typer.Exit(1)
-
-
 if __name__ == "__main__":
+    from outrider.cli.ray_fleet import app
+
     app()

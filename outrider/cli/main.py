@@ -16,6 +16,7 @@ from outrider.cli import (
     generate,
     models,
     plan,
+    ray_fleet,
     services,
     trace,
     up,
@@ -50,6 +51,7 @@ def _root(
 for command in (
     up,
     services,
+    ray_fleet,
     generate,
     chat,
     models,

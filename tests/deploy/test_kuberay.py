@@ -14,7 +14,7 @@ from manifests import Pod, environment, of_kind, pods, selects
 from roles import METRICS_PORT, ROLES, pinned
 
 from deploy.ray.config import Fleet, load_fleet
-from deploy.ray.fleet import _grace_s as grace_s
+from deploy.ray.fleet import grace_s_of
 from deploy.ray.placement import demands, label_matches
 from outrider.serving.naming import split_names
 
@@ -66,7 +66,7 @@ def test_the_driver_has_time_to_drain(fleet: Fleet) -> None:
     assert supervisor is not None
     assert supervisor.origin is not None
     assert '"RAY_JOB_STOP_WAIT_TIME_S"' in Path(supervisor.origin).read_text()
-    assert wait_s >= 10 + max(grace_s(pool) for pool in fleet.pools)
+    assert wait_s >= 10 + max(grace_s_of(pool) for pool in fleet.pools)
 
 
 def test_every_worker_of_the_fleet_has_a_pod_to_itself(fleet: Fleet) -> None:
