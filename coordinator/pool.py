@@ -24,10 +24,13 @@ from coordinator.peer import Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink
-from outrider.errors import Aborted
+from outrider.errors import Aborted, OutriderError
 from outrider.results import DraftRounds
 from outrider.serving import session_calls as wire
+from outrider.serving.worker_calls import describe
 from outrider.settings import CoordinatorSettings
+
+LAST_PROBE_S = 2.0
 
 
 class SessionPool:
@@ -92,7 +95,9 @@ class SessionPool:
         if request.max_draft_tokens:
             states = self._directory.wanted_features(request.model, worker, request.drafter, reads)
         num_blocks = self._promised_blocks(stream, worker)
-        return self._enlist(TargetLink(peer, worker.address, stream.log, stream.features, states), worker, num_blocks)
+        incarnation = worker.description.incarnation if worker.description is not None else ""
+        link = TargetLink(peer, worker.address, stream.log, stream.features, states, incarnation)
+        return self._enlist(link, worker, num_blocks)
 
     def has_draft(self, stream: Stream, avoid: frozenset[str]) -> bool:
         return self._directory.pick_draft(stream.request.model, stream.request.drafter, avoid) is not None
@@ -108,6 +113,15 @@ class SessionPool:
         feed = FeatureFeed(stream.features, peer, states, request.model_fingerprint)
         conduct = Conduct(self._directory.standing(worker), worker.description.incarnation)
         return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead, conduct), worker)
+
+    async def has_died(self, link: TargetLink) -> bool:
+        """Whether the process behind a link that is lost answers no more."""
+        try:
+            channel = self._sessions[link].channel
+            found = await describe(channel, without_tokenizer=True, timeout_s=LAST_PROBE_S)
+        except OutriderError:
+            return True
+        return found.incarnation != link.incarnation
 
     def connect_standby(self, stream: Stream, avoid: str) -> TargetLink:
         request, numerics = stream.request, self._numerics.get(stream, "")

@@ -62,9 +62,13 @@ class Timed:
 class TargetLink:
     """A session on a target worker. Every method raises OutriderError once the worker is lost or refuses."""
 
-    def __init__(self, peer: Peer, address: str, log: Log, features: FeatureRelay, states: str) -> None:
-        """states: of the target, that its verdicts shall carry to `features`; empty: none."""
+    def __init__(
+        self, peer: Peer, address: str, log: Log, features: FeatureRelay, states: str, incarnation: str = ""
+    ) -> None:
+        """states: of the target, that its verdicts shall carry to `features`; empty: none. incarnation: of the process
+        that answered at the address last."""
         self.address = address
+        self.incarnation = incarnation
         self._peer = peer
         self._log = log
         self._features = features

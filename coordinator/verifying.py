@@ -37,6 +37,9 @@ class TargetPool(Protocol):
         """A link to the best healthy worker not in `avoid`; that at `standby` has the text computed. Raises Unavailable
         when there is none."""
 
+    async def has_died(self, link: TargetLink) -> bool:
+        """Whether the process behind a link that is lost answers no more."""
+
     def disconnect(self, link: TargetLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
 
@@ -80,7 +83,7 @@ class TargetSide:
         try:
             timed = await self._link.open(self._opening())
         except OutriderError as error:
-            self._lose(self._link, error)
+            await self._lose(self._link, error)
             return await self._answer(lambda link: link.verify(SealedProposal()))
         return self._came(timed)
 
@@ -123,7 +126,7 @@ class TargetSide:
                             await self.stop_decoding()
                         yield self._came(timed)
             except OutriderError as error:
-                self._lose(link, error)
+                await self._lose(link, error)
             else:
                 self._suspicion.cleared()
                 return
@@ -151,7 +154,7 @@ class TargetSide:
             try:
                 timed = await question(link)
             except OutriderError as error:
-                self._lose(link, error)
+                await self._lose(link, error)
             else:
                 return self._came(timed)
 
@@ -163,7 +166,7 @@ class TargetSide:
             try:
                 await link.open_deferred(self._opening(num_suspect_tokens))
             except OutriderError as error:
-                self._lose(link, error)
+                await self._lose(link, error)
             else:
                 self._suspicion.on_trial(num_suspect_tokens)
         return self._link
@@ -198,19 +201,23 @@ class TargetSide:
         self._stream.statistics.count_recovery(recovery_s)
         return dataclasses.replace(timed, is_recovery=True)
 
-    def _lose(self, link: TargetLink, error: OutriderError) -> None:
+    async def _lose(self, link: TargetLink, error: OutriderError) -> None:
         """Raises what the client should see where no other worker is to be asked."""
-        cause, was_asked, unheard_s = cause_of(error), link.was_asked, link.unheard_s
+        cause, statistics = cause_of(error), self._stream.statistics
+        is_guilty = False
+        if cause in SUDDEN and link.was_asked:
+            # a broken connection alone is no death
+            is_guilty = self._suspicion.died(self._stream.log.length) and await self._pool.has_died(link)
+        else:
+            self._suspicion.interrupted()
+        if cause:
+            statistics.count_loss(cause, link.unheard_s)
         self._link = None
         self._pool.disconnect(link, error)
         link.close()
         if not cause:
             raise error
-        statistics = self._stream.statistics
-        statistics.count_loss(cause, unheard_s)
-        if not (was_asked and cause in SUDDEN):
-            self._suspicion.interrupted()
-        elif self._suspicion.died(self._stream.log.length):
+        if is_guilty:
             statistics.count_poisoned()
             raise Internal(
                 "target workers died one after another while they computed this request, and no other one is asked; "

@@ -111,6 +111,7 @@ class Pool:
         self.drafters: dict[str, tuple[str, ...]] = {}
         self.errors: list[Any] = []
         self.num_open = 0
+        self.dies = True
         self.changed = asyncio.Event()
 
     def error_at(self, address: str, moment: str) -> OutriderError | None:
@@ -123,6 +124,9 @@ class Pool:
                 self.num_open += 1
                 return Link(self, address)
         raise Unavailable("nobody left")
+
+    async def has_died(self, link: Any) -> bool:
+        return self.dies
 
     def disconnect(self, link: Any, error: Exception | None = None) -> None:
         self.num_open -= 1
@@ -319,6 +323,17 @@ async def test_a_stream_that_is_there_when_two_workers_die_fails_alone_only_if_i
     assert (counts.causes, counts.num_poisoned) == ({"died": 1, "silent": 1}, 1)
     side.close()
     assert pool.num_open == 0
+
+
+async def test_a_worker_that_still_answers_was_not_killed() -> None:
+    side, pool, _, counts = await begun("a", "b", "c")
+    pool.dies = False
+    pool.faults["a", "computes"] = [DIED]
+    pool.faults["b", "computes"] = [DIED]
+    await side.verify(DRAFTS)
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
+    assert pool.suspected == [0, 1, 1]
+    assert not counts.num_poisoned
 
 
 async def test_a_suspect_that_waits_for_its_turn_when_the_next_worker_dies_is_no_worse() -> None:
