@@ -1,0 +1,224 @@
+"""kill -9 and SIGSTOP of draft workers at random moments, under streams: real processes, one target and a coordinator
+that stays. Texts are equal, streams are adopted, nothing leaks; how soon the next token came is printed, not asserted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from conftest import scaled
+from faults.nursery import Nursery, nursery
+
+import outrider
+from outrider.cli.flags import to_flags
+from outrider.cli.process import Child
+from outrider.results import Worker
+
+VERIFY_MS = 20
+TARGET = f"toy:vocab=24,seed=5,pass_ms={VERIFY_MS}"
+DRAFT = "toy:vocab=24,seed=5,agreement=0.9,pass_ms=2"
+NUM_DRAFT_WORKERS = 4
+LENGTH = 150
+PATIENCE_S = 120.0
+COMMON = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 0.5, "heartbeat_ms": 100, "log_level": "error"}
+REQUESTS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "num_speculative_tokens": 3},
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 9, "num_speculative_tokens": 4},
+    {"temperature": 1.0, "seed": 4},
+    {"temperature": 1.0, "acceptance": "block"},
+    {"temperature": 1.0, "acceptance": "token", "num_speculative_tokens": 3},
+]
+"""The last two by no text of their own: their law is the target's, which unit tests enumerate."""
+NUM_EQUAL = 4
+
+
+@asynccontextmanager
+async def services(**coordinator: Any) -> AsyncIterator[tuple[outrider.Client, Nursery]]:
+    """A coordinator and a target, and draft workers that are registered with nobody else."""
+    children: list[Child] = []
+
+    async def start(role: str, values: dict[str, Any]) -> str:
+        children.append(await Child.start(role, to_flags({**COMMON, **values})))
+        return await children[-1].wait_ready(PATIENCE_S)
+
+    async with nursery(**COMMON, model=DRAFT) as drafts:
+        try:
+            target, *ports = await asyncio.gather(
+                start("target-worker", {"model": TARGET}), *(drafts.start() for _ in range(NUM_DRAFT_WORKERS))
+            )
+            workers = {"target_workers": target, "draft_workers": ",".join(f"127.0.0.1:{port}" for port in ports)}
+            values = {"peer_timeout_s": 1.0, "local_drafters": "", **workers, **coordinator}
+            async with outrider.Client(await start("coordinator", values)) as client:
+                yield client, drafts
+        finally:
+            for child in reversed(children):
+                child.kill()
+                await child.stop(0.1)
+
+
+async def until(client: outrider.Client, condition: Callable[[list[Worker]], Any]) -> Any:
+    """What the condition says of the draft workers, once it says something."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = condition([w for w in (await client.server_info()).workers if w.role == "draft"])
+            if found:
+                return found
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class Streams:
+    """Streams that run one after the other in each of several places, and what came of them."""
+
+    client: outrider.Client
+    expected: list[list[int]]
+    is_over: bool = False
+    num_drafted: list[int] = field(default_factory=lambda: [0] * len(REQUESTS))
+    """Rounds with drafts, by place."""
+    arrivals: list[list[float]] = field(default_factory=lambda: [[] for _ in REQUESTS])
+    num_failures: int = 0
+    num_texts: int = 0
+
+    async def run(self, place: int) -> None:
+        while not self.is_over:
+            ids: list[int] = []
+            stream = self.client.generate(
+                [place, 1], max_tokens=LENGTH, report_steps=True, drafter="model", **REQUESTS[place]
+            )
+            complete = None
+            async for event in stream:
+                if isinstance(event, outrider.Chunk):
+                    ids += event.token_ids
+                    self.arrivals[place].append(time.perf_counter())
+                    self.num_drafted[place] += event.step is not None and event.step.num_draft_tokens > 0
+                elif isinstance(event, outrider.Complete):
+                    complete = event
+            assert complete is not None
+            self.num_texts += 1
+            self.num_failures += complete.speculation.num_draft_failures
+            told = complete.speculation
+            counted = told.num_accepted_draft_tokens + told.num_correction_tokens + told.num_bonus_tokens
+            assert counted + told.num_plain_tokens == len(ids) == LENGTH
+            assert place >= NUM_EQUAL or ids == self.expected[place], f"{REQUESTS[place]}: another text"
+
+    async def all_draft(self, running: list[asyncio.Task[None]]) -> None:
+        """Until each place has drafted, and goes on."""
+        before = list(self.num_drafted)
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(now > was for now, was in zip(self.num_drafted, before, strict=True)):
+                await asyncio.sleep(0.005)
+                for task in running:
+                    if task.done():
+                        task.result()
+
+
+@asynccontextmanager
+async def streams(client: outrider.Client) -> AsyncIterator[tuple[Streams, list[asyncio.Task[None]]]]:
+    """All of them run; at the end they end their texts."""
+    expected = []
+    for place, request in enumerate(REQUESTS[:NUM_EQUAL]):
+        options = {**request, "num_speculative_tokens": 0}
+        expected.append(list((await client.complete([place, 1], max_tokens=LENGTH, **options)).token_ids))
+    one = Streams(client, expected)
+    running = [asyncio.create_task(one.run(place)) for place in range(len(REQUESTS))]
+    try:
+        yield one, running
+        one.is_over = True
+        await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def port_of(worker: Worker) -> int:
+    return int(worker.address.rpartition(":")[2])
+
+
+def busiest(workers: list[Worker]) -> int | None:
+    """Port of the draft worker with most streams."""
+    worker = max((w for w in workers if w.healthy), key=lambda w: w.num_sessions, default=None)
+    return port_of(worker) if worker is not None and worker.num_sessions else None
+
+
+def nothing_held(workers: list[Worker]) -> bool:
+    """As the workers say themselves, all of which answer."""
+    return all(
+        w.healthy and not w.num_sessions and not w.capacity.num_sessions
+        and w.capacity.num_free_blocks == w.capacity.num_blocks
+        for w in workers
+    )  # fmt: skip
+
+
+def report(one: Streams, kills: list[float]) -> str:
+    """How long after each kill the streams went on, in verify times."""
+    waits = [
+        1000 * (after - kill) / VERIFY_MS
+        for kill in kills
+        for arrivals in one.arrivals
+        if (after := next((at for at in arrivals if at > kill), None)) is not None and arrivals[0] < kill
+    ]
+    usual = [b - a for arrivals in one.arrivals for a, b in itertools.pairwise(arrivals)]
+    within = sum(wait <= 2 for wait in waits)
+    return (
+        f"{len(kills)} kills, {one.num_texts} texts, {one.num_failures} losses; next token after "
+        f"{statistics.median(waits):.2f} verify times (median), {statistics.quantiles(waits, n=100)[98]:.2f} (p99), "
+        f"{max(waits):.2f} (most), within 2: {within} of {len(waits)}; undisturbed between deliveries "
+        f"{1000 * statistics.median(usual) / VERIFY_MS:.2f} (median)"
+    )
+
+
+@pytest.mark.slow
+async def test_texts_are_equal_whenever_a_draft_worker_is_killed() -> None:
+    rng, num_kills = random.Random(3), scaled(200)
+    async with services() as (client, drafts):
+        async with streams(client) as (one, running):
+            kills: list[float] = []
+            restarts: list[asyncio.Task[int]] = []
+            for _ in range(num_kills):
+                await one.all_draft(running)
+                port = await until(client, busiest)
+                await asyncio.sleep(rng.random() * 2 * VERIFY_MS / 1000)
+                drafts.signal(port, signal.SIGKILL)
+                kills.append(time.perf_counter())
+                restarts.append(asyncio.create_task(drafts.start(port)))
+            await asyncio.gather(*restarts)
+            await one.all_draft(running)
+        print(report(one, kills))
+        assert one.num_failures >= num_kills, (
+            f"INCONCLUSIVE: {one.num_failures} streams were struck by {num_kills} kills"
+        )
+        await until(client, nothing_held)
+
+
+@pytest.mark.slow
+async def test_streams_of_a_frozen_draft_worker_go_on_and_nothing_is_left_after_it() -> None:
+    """It wakes up with messages to send that nobody waits for any more."""
+    frozen_s = max(3.0, 10.0 * scaled(10) / 10)
+    async with services() as (client, drafts):
+        async with streams(client) as (one, running):
+            for _ in range(scaled(10, at_least=1)):
+                await one.all_draft(running)
+                port = await until(client, busiest)
+                drafts.signal(port, signal.SIGSTOP)
+                thaw = time.perf_counter() + frozen_s
+                await until(client, lambda workers, port=port: all(
+                    not w.healthy and not w.num_sessions for w in workers if port_of(w) == port
+                ))  # fmt: skip
+                await one.all_draft(running)  # others have adopted them
+                await asyncio.sleep(max(0.0, thaw - time.perf_counter()))
+                drafts.signal(port, signal.SIGCONT)
+                await until(client, lambda workers: all(w.healthy for w in workers))
+        assert one.num_failures > 0, "INCONCLUSIVE: no stream had the worker that was frozen"
+        await until(client, nothing_held)
