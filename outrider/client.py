@@ -26,7 +26,7 @@ from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, Outride
 from outrider.results import Chunk, Complete, Completion, Event, ModelInfo, ServerInfo, Started
 from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
-from outrider.serving.channel import CLIENT_OPTIONS
+from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.endpoints import Connection, Endpoints
 from outrider.serving.read_results import name_of, read, read_step
 from outrider.serving.resuming import ResumingCall
@@ -81,7 +81,7 @@ class Client:
         self._metadata = tuple((metadata or {}).items())
         self._resume = resume
         keep_alive = keep_alive or KeepAlive()
-        pings = {"grpc.keepalive_time_ms": keep_alive.interval_ms, "grpc.keepalive_timeout_ms": keep_alive.timeout_ms}
+        pings = ping_options(keep_alive.interval_ms, keep_alive.timeout_ms)
         options = list((dict(CLIENT_OPTIONS) | pings).items())
         self._endpoints = Endpoints(addresses, partial(grpc.aio.insecure_channel, options=options))
 

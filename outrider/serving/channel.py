@@ -10,11 +10,24 @@ from outrider.errors import InvalidArgument
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
+
+def ping_options(interval_ms: int, timeout_ms: int) -> dict[str, int]:
+    """Of either end: a connection whose other end answers no ping for `timeout_ms` is dead.
+
+    That goes for every ping. gRPC sends some of its own making, measures of the way, gives those a minute, and sends no
+    other one while such a ping is under way.
+    """
+    return {
+        "grpc.keepalive_time_ms": interval_ms,
+        "grpc.keepalive_timeout_ms": timeout_ms,
+        "grpc.http2.ping_timeout_ms": timeout_ms,
+    }
+
+
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    *ping_options(20_000, 10_000).items(),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Workers are reached directly, whatever proxy the environment names for the web.

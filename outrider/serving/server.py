@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import DRAINING, STARTING, Internal, InvalidArgument, OutriderError, Unavailable
-from outrider.serving.channel import MAX_MESSAGE_BYTES
+from outrider.serving.channel import MAX_MESSAGE_BYTES, ping_options
 from outrider.serving.status import from_rpc_error, to_status
 from outrider.settings import ServerSettings
 
@@ -54,8 +54,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
     """With the pings that find a peer which froze, or was cut off without a word: its streams end as if it had closed
     them, whatever they wait for."""
-    pings = {"grpc.keepalive_time_ms": settings.ping_interval_ms, "grpc.keepalive_timeout_ms": settings.ping_timeout_ms}
-    return [*SERVER_OPTIONS, *pings.items()]
+    return [*SERVER_OPTIONS, *ping_options(settings.ping_interval_ms, settings.ping_timeout_ms).items()]
 
 
 def parse_or_refuse(message_type: Any, data: bytes) -> Any:
@@ -114,19 +113,16 @@ class Server:
         """NOT_SERVING, wait for balancers, refuse new streams, let running ones end within the grace, stop.
 
         `hand_over` is called where some still run when the last part of the grace begins, with its length: it ends each
-        behind its last whole step, with a status from which its caller goes on elsewhere. At the same time every
-        connection is told to take no more calls. Not without any grace: everything is cut off then.
+        behind its last whole step, with a status from which its caller goes on elsewhere. Not without any grace:
+        everything is cut off then.
         """
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(self.settings.drain_delay_s)
         self.draining = True
         within_s = min(MAX_HANDOVER_S, HANDOVER_SHARE * self.settings.drain_grace_s)
         if not await self._streams_end(self.settings.drain_grace_s - within_s) and within_s:
-            leaving = asyncio.create_task(self._server.stop(within_s))
             hand_over(within_s)
             await self._streams_end(within_s)
-            await self._server.stop(0.2)
-            await leaving
         await self._server.stop(0.2)
 
     async def _streams_end(self, within_s: float) -> bool:

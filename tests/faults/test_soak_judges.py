@@ -128,16 +128,12 @@ async def a_line():
     """(relay, reader and writer of the near end, those of the far end)."""
     far = asyncio.get_running_loop().create_future()
     server = await asyncio.start_server(lambda r, w: far.set_result((r, w)), "127.0.0.1", 0)
-    relay = Relay(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    host, _, port = (await relay.start()).rpartition(":")
-    near = await asyncio.open_connection(host, int(port))
-    try:
+    async with server, Relay(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as relay:
+        host, _, port = relay.address.rpartition(":")
+        near = await asyncio.open_connection(host, int(port))
         yield relay, *near, *await far
-    finally:
         near[1].close()
         far.result()[1].close()
-        await relay.close()
-        server.close()
 
 
 async def test_a_held_link_loses_nothing():

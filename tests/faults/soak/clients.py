@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from faults.soak.oracle import Delivered
-from faults.soak.plan import NUM_COORDINATORS, Request
+from faults.soak.plan import Request
 
 import outrider
 from outrider.client import KeepAlive
 from outrider.errors import OutriderError
 from outrider.results import Speculation
+from outrider.resume import Resume
 
 PATIENCE_S = 120.0
-"""Without a new token for so long, with every fault of the plan over in seconds, a request hangs."""
+"""Without a token for so long, with every fault of the plan over in seconds, a request has failed."""
+HANG_S = 3 * PATIENCE_S
+"""Without an event or an error for so long, it hangs."""
+RESUME = Resume(patience_s=PATIENCE_S, max_losses=1000)
 PASSING = ("UNAVAILABLE", "ABORTED", "RESOURCE_EXHAUSTED")
-MAX_BACKOFF_S = 1.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 KEEP_ALIVE = KeepAlive(interval_ms=10_000, timeout_ms=5_000)
 
 
@@ -52,7 +56,7 @@ class Running:
     """One request on its way."""
 
     request: Request
-    coordinator: int
+    began_at: float = field(default_factory=time.monotonic)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     token_logprobs: list[float] = field(default_factory=list)
@@ -81,74 +85,93 @@ class Running:
         )
 
 
-async def run_request(running: Running, address_of: Callable[[int], str], progress: Progress, seed: int) -> None:
+async def run_request(running: Running, addresses: Sequence[str], progress: Progress, seed: int) -> None:
     """Until it has completed, was cancelled as planned, or failed; that is noted in `running`."""
+    try:
+        if running.request.resumes_by_hand:
+            await _resume_by_hand(running, addresses, progress, seed)
+        else:
+            async with outrider.Client(addresses, keep_alive=KEEP_ALIVE, resume=RESUME) as client:
+                await _stream(client, running, progress)
+    except (OutriderError, TimeoutError) as error:
+        running.failure = _said(error)
+
+
+async def _resume_by_hand(running: Running, addresses: Sequence[str], progress: Progress, seed: int) -> None:
+    """Call after call, from one coordinator to the next. Raises what does not pass, or does not in time."""
     rng = random.Random(f"{seed}/backoff/{running.request.name}")
-    backoff_s, last_token_at, num_tokens = 0.05, time.monotonic(), 0
+    number, backoff_s, last_token_at, num_tokens = running.request.coordinator, MIN_BACKOFF_S, time.monotonic(), 0
     while True:
         try:
-            async with (
-                asyncio.timeout(PATIENCE_S),
-                outrider.Client(address_of(running.coordinator), keep_alive=KEEP_ALIVE) as client,
-            ):
+            address = addresses[number % len(addresses)]
+            async with outrider.Client(address, keep_alive=KEEP_ALIVE, resume=None) as client:
                 await _stream(client, running, progress)
             return
-        except (OutriderError, TimeoutError) as error:
-            status = getattr(error, "status", "HANGS")
+        except OutriderError as error:
             if len(running.token_ids) > num_tokens:
-                backoff_s, last_token_at, num_tokens = 0.05, time.monotonic(), len(running.token_ids)
-            running.refusals.append(f"{status} {error}")
-            if status not in PASSING or time.monotonic() - last_token_at > PATIENCE_S:
-                running.failure = f"{status} {error}"
-                return
+                backoff_s, last_token_at, num_tokens = MIN_BACKOFF_S, time.monotonic(), len(running.token_ids)
+            running.refusals.append(_said(error))
+            if error.status not in PASSING or time.monotonic() - last_token_at > PATIENCE_S:
+                raise
+        number += 1
         await asyncio.sleep(backoff_s * rng.uniform(0.5, 1.5))
         backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
-        running.coordinator = (running.coordinator + 1) % NUM_COORDINATORS
 
 
 async def _stream(client: outrider.Client, running: Running, progress: Progress) -> None:
-    """One call: from where the calls before it ended."""
-    request, options = running.request, dict(running.request.options)
-    if running.started is not None:
+    """One call: from where the calls before it ended. Raises TimeoutError once it hangs."""
+    request, options, loop = running.request, dict(running.request.options), asyncio.get_running_loop()
+    if (started := running.started) is not None:
         running.num_resumes += 1
         options |= {
             "resume_token_ids": list(running.token_ids),
-            "seed": running.started.seed,
-            "acceptance": running.started.acceptance,
-            "prompt_hash": running.started.prompt_hash,
+            "seed": started.seed,
+            "acceptance": started.acceptance,
+            "prompt_hash": started.prompt_hash,
+            "model_fingerprint": started.model_fingerprint,
         }
-    async with aclosing(client.generate(request.prompt, **options)) as events:
+    async with asyncio.timeout(HANG_S) as hang, aclosing(client.generate(request.prompt, **options)) as events:
         async for event in events:
-            match event:
-                case outrider.Started():
-                    running.failure = running.failure or _changed(running.started, event)
-                    running.started = running.started or event
-                case outrider.Chunk():
-                    running.token_ids += event.token_ids
-                    running.text += event.text
-                    if event.logprobs is not None:
-                        running.token_logprobs += event.logprobs.token_logprobs
-                    running.arrivals.append(time.monotonic())
-                    progress.count(len(event.token_ids))
-                    await _behave(request, len(running.token_ids), len(event.token_ids))
-                case outrider.Complete():
-                    running.complete = event
-                    running.stats.append(event.speculation)
-                    if event.usage.completion_tokens != len(running.token_ids):
-                        running.failure = f"usage tells {event.usage} for {len(running.token_ids)} tokens"
+            hang.reschedule(loop.time() + HANG_S)
+            _take(running, event)
+            if isinstance(event, outrider.Chunk):
+                progress.count(len(event.token_ids))
+                await _behave(request, len(running.token_ids), len(event.token_ids))
             if request.cancel_after is not None and len(running.token_ids) >= request.cancel_after:
                 return
     if running.complete is None:
         running.failure = "the stream ended without `complete`"
 
 
+def _take(running: Running, event: outrider.Event) -> None:
+    match event:
+        case outrider.Started():
+            running.failure = running.failure or _changed(running.started, event)
+            running.started = running.started or event
+        case outrider.Chunk():
+            running.token_ids += event.token_ids
+            running.text += event.text
+            running.token_logprobs += event.logprobs.token_logprobs if event.logprobs is not None else ()
+            running.arrivals.append(time.monotonic())
+        case outrider.Complete():
+            running.complete = event
+            running.stats.append(event.speculation)
+            running.num_resumes += event.num_resumes
+            if event.usage.completion_tokens != len(running.token_ids):
+                running.failure = f"usage tells {event.usage} for {len(running.token_ids)} tokens"
+
+
 def _changed(before: outrider.Started | None, now: outrider.Started) -> str:
     """What a resumed stream says of itself must be what it said first."""
     if before is None:
         return ""
-    kept = ("seed", "acceptance", "prompt_hash", "model")
+    kept = ("seed", "acceptance", "prompt_hash", "model", "model_fingerprint", "max_tokens")
     changed = [name for name in kept if getattr(before, name) != getattr(now, name)]
     return f"resumed with another {', '.join(changed)}" if changed else ""
+
+
+def _said(error: BaseException) -> str:
+    return f"{getattr(error, 'status', 'HANGS')} {getattr(error, 'reason', '')}: {error}"
 
 
 async def _behave(request: Request, num_tokens: int, num_new: int) -> None:

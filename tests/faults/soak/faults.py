@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from faults.soak import plan
 from faults.soak.clients import Progress, Running
 from faults.soak.fleet import Fleet
-from faults.soak.plan import CLIENTS, COORDINATORS, Fault, Request
+from faults.soak.plan import COORDINATORS, TARGETS, Fault, Request
 
 VICTIM_WAIT_S = 5.0
 """A victim without an open stream gets so long to have one, or is hit all the same."""
@@ -32,6 +32,8 @@ class Damage:
     """From the kill or freeze of a worker until a coordinator sends no more streams there."""
     recovery_s: list[float] = field(default_factory=list)
     """From a kill until the next token of the stream that waited longest for it, of those that went on."""
+    targets_hit_at: list[float] = field(default_factory=list)
+    """When a target was killed or frozen, or a way to one disturbed, in `time.monotonic`; once for each."""
 
 
 class Director:
@@ -51,6 +53,8 @@ class Director:
         """From its turn until everything is whole again."""
         await self._progress.reach(self._progress.num_tokens + fault.after_tokens, limit_s=WATCH_S)
         self.damage.kinds[fault.kind] += 1
+        hit = [*fault.victims, *(called for _, called in fault.links)]
+        self.damage.targets_hit_at += [time.monotonic() for name in hit if name in TARGETS]
         match fault.kind:
             case plan.KILL:
                 await self._kill(fault)
@@ -124,14 +128,9 @@ class Director:
     async def _open_streams(self, name: str) -> int:
         """Streams on a service at this moment; waits a while for one to come."""
         for _ in range(round(VICTIM_WAIT_S / POLL_S)):
-            if name in COORDINATORS:
-                number = COORDINATORS.index(name)
-                count = sum(bool(one.token_ids) and one.coordinator == number for one in self._running)
-            else:
-                reading = await self._fleet.reading(name)
-                count = reading.num_sessions if reading is not None else 0
-            if count:
-                return count
+            reading = await self._fleet.reading(name)
+            if reading is not None and reading.num_streams:
+                return reading.num_streams
             await asyncio.sleep(POLL_S)
         return 0
 
@@ -173,7 +172,3 @@ class Director:
 
 def _next_arrival(running: Running, since: float) -> float | None:
     return next((arrival - since for arrival in running.arrivals if arrival > since), None)
-
-
-def client_links() -> list[tuple[str, str]]:
-    return [(CLIENTS, name) for name in COORDINATORS]

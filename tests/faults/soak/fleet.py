@@ -8,10 +8,12 @@ import random
 import re
 import signal
 import socket
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 from faults.soak.oracle import draft_model, target_model
 from faults.soak.plan import CLIENTS, COORDINATORS, DRAFTS, SERVICES, TARGETS
 from faults.soak.readings import Reading, read_metrics
@@ -21,12 +23,13 @@ from outrider.cli.flags import to_flags
 from outrider.cli.process import Child
 
 COMMON = {"host": "127.0.0.1", "drain_grace_s": 5.0, "heartbeat_ms": 250, "log_level": "info", "reflection": False}
+PINGS = {"ping_interval_ms": 1_000, "ping_timeout_ms": 2_000}
 IDLE_LEASE_S = 5.0
 PEER_TIMEOUT_S = 2.0
 READY_S = 120.0
 PORTS = range(20_000, 32_000)
 """Below those that the system gives to callers: a dead service's port must be free when it comes back."""
-SIGNS_OF_A_FAULT = ("Traceback", "never retrieved", "was never awaited", "ERROR", "CRITICAL")
+SIGNS_OF_A_FAULT = ("Traceback", "never retrieved", "was never awaited", " ERROR ", " CRITICAL ")
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d ")
 
 
@@ -86,9 +89,10 @@ class Fleet:
         await asyncio.gather(*(self._end(service) for service in self.services.values()))
         await asyncio.gather(*(relay.close() for relay in self.relays.values()))
 
-    def coordinator_address(self, index: int) -> str:
-        """As clients see it."""
-        return self.relays[CLIENTS, COORDINATORS[index]].address
+    @property
+    def client_addresses(self) -> list[str]:
+        """Of the coordinators, as clients see them."""
+        return [self.relays[CLIENTS, name].address for name in COORDINATORS]
 
     def kill(self, name: str) -> None:
         """SIGKILL, frozen or not."""
@@ -138,8 +142,20 @@ class Fleet:
             return None
         return await read_metrics(name, service.metrics_port)
 
+    def connections(self, name: str) -> str:
+        """Of a service's process, for people: how many there are on its own port, and to whom the others lead."""
+        names = {relay.address: " ".join(link) for link, relay in self.relays.items()}
+        found = Counter(
+            f"{connection.status} "
+            + ("to its port" if connection.laddr.port == self.services[name].port else "from it")
+            + f" {names.get(f'{connection.raddr.ip}:{connection.raddr.port}', '')}"
+            for connection in psutil.Process(self.services[name].pid).net_connections("tcp")
+            if connection.raddr
+        )
+        return ", ".join(f"{number} {what}" for what, number in sorted(found.items()))
+
     def _flags(self, service: Service) -> dict[str, Any]:
-        flags = {**COMMON, "port": service.port, "metrics_port": service.metrics_port}
+        flags = {**COMMON, **PINGS, "port": service.port, "metrics_port": service.metrics_port}
         if service.role == "coordinator":
             reached = {worker: self.relays[service.name, worker].address for worker in (*TARGETS, *DRAFTS)}
             return flags | {

@@ -7,6 +7,7 @@ ends it.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +36,9 @@ class Request:
     options: Mapping[str, Any]
     """Of `outrider.Client.generate`."""
     coordinator: int
-    """Where it goes first."""
+    """Where a client that resumes by hand goes first."""
+    resumes_by_hand: bool = False
+    """Its client speaks the contract itself; others leave it to `outrider.Client`."""
     cancel_after: int | None = None
     """Its client hangs up once it has so many tokens; 0: once the request has started."""
     pause_s: float = 0.0
@@ -146,7 +149,7 @@ def request(seed: int, name: str) -> Request:
         options["logprobs"] = True
     if rng.random() < 0.2:
         options["request_id"] = rng.choice(SHARED_REQUEST_IDS)
-    behaviour: dict[str, Any] = {}
+    behaviour: dict[str, Any] = {"resumes_by_hand": rng.random() < 0.4}
     match rng.randrange(12):
         case 0:
             behaviour["pause_s"] = rng.uniform(0.005, 0.04)
@@ -205,7 +208,7 @@ def _speculation(rng: random.Random) -> dict[str, Any]:
 
 
 def _cancelled(one: Request, rng: random.Random) -> Request:
-    return Request(one.name, one.prompt, one.options, one.coordinator, cancel_after=rng.choice((0, 0, 1, 5, 30)))
+    return dataclasses.replace(one, cancel_after=rng.choice((0, 0, 1, 5, 30)), pause_s=0.0, stall=(0, 0.0))
 
 
 def _victims(whom: str, rng: random.Random) -> tuple[str, ...]:

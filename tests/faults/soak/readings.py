@@ -20,8 +20,9 @@ class Reading:
     health: dict[str, bool] = field(default_factory=dict)
 
     @property
-    def num_sessions(self) -> int:
-        return int(self.held.get("sessions", 0))
+    def num_streams(self) -> int:
+        """Open now: sessions of a worker, requests of a coordinator."""
+        return int(self.held.get("running requests", self.held.get("sessions", 0)))
 
     def more_than(self, before: Reading) -> list[str]:
         """What is held beyond `before`."""

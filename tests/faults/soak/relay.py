@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 READ_BYTES = 1 << 16
 
@@ -17,7 +17,6 @@ class _Connection:
     far: asyncio.StreamWriter
     is_silent: bool = False
     """Both ends believe in it, and nothing passes any more, the end of either included."""
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def abort(self) -> None:
         """RST to both ends, as a firewall or a rebooted machine would."""
@@ -39,11 +38,12 @@ class Relay:
         self._open_gate = asyncio.Event()
         self._open_gate.set()
         self._connections: set[_Connection] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
         """The address to use in place of `there`."""
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self.address
 
@@ -72,12 +72,21 @@ class Relay:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        tasks = [task for connection in self._connections for task in connection.tasks]
-        for connection in list(self._connections):
-            connection.abort()
-        for task in tasks:
+        for task in self._serving:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def __aenter__(self) -> Relay:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.create_task(self._connected(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._is_cut:
@@ -94,12 +103,11 @@ class Relay:
             connection.abort()
             return
         self._connections.add(connection)
-        connection.tasks = [
-            asyncio.create_task(self._carry(connection, reader, writer, far_writer)),
-            asyncio.create_task(self._carry(connection, far_reader, far_writer, writer)),
-        ]
         try:
-            await asyncio.gather(*connection.tasks, return_exceptions=True)
+            await asyncio.gather(
+                self._carry(connection, reader, writer, far_writer),
+                self._carry(connection, far_reader, far_writer, writer),
+            )
         finally:
             self._connections.discard(connection)
             connection.abort()

@@ -23,6 +23,8 @@ MIN_LAW_P_VALUE = 1e-6
 REST_S = 1.0
 MAX_LOOKS = 60
 """So many times, REST_S apart, is looked for what is not free yet: leases, pings and closings all end much sooner."""
+TELLING_S = 20.0
+POISONED = "POISONED_REQUEST"
 WARM_UP = 8
 """Requests before the fleet is read for the first time: what a service opens once and keeps is no leak."""
 
@@ -37,6 +39,8 @@ class Report:
     num_tokens: int = 0
     num_cancelled: int = 0
     num_resumed: int = 0
+    num_suspected: int = 0
+    """Taken for requests that kill their targets, two of which the plan had hit."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_law_pairs: int = 0
@@ -72,6 +76,7 @@ class Report:
             "tokens": self.num_tokens,
             "resumed": self.num_resumed,
             "cancelled": self.num_cancelled,
+            "suspected": self.num_suspected,
             "drafted": self.num_drafted,
             "accepted": self.num_accepted,
             "law_pairs": self.num_law_pairs,
@@ -156,10 +161,10 @@ class Soak:
         task.add_done_callback(self._beside.discard)
 
     async def _serve(self, one: Request) -> None:
-        running = Running(one, one.coordinator)
+        running = Running(one)
         self._running.add(running)
         try:
-            await run_request(running, self._fleet.coordinator_address, self._progress, self._seed)
+            await run_request(running, self._fleet.client_addresses, self._progress, self._seed)
         finally:
             self._running.discard(running)
         self._judge(running)
@@ -171,7 +176,13 @@ class Soak:
         for stats in running.stats:
             report.num_drafted += stats.num_draft_tokens
             report.num_accepted += stats.num_accepted_draft_tokens
-        if running.failure:
+        took_s = time.monotonic() - running.began_at
+        if took_s > TELLING_S:
+            self._tell(f"request {name} took {took_s:.1f} s: {running.refusals[-2:]}")
+        if POISONED in running.failure and sum(at > running.began_at for at in report.damage.targets_hit_at) > 1:
+            # two targets that had it were hit by the plan: from inside that cannot be told from a request that kills
+            report.num_suspected += 1
+        elif running.failure:
             report.failures.append(f"request {name}: {running.failure} (before: {running.refusals[-3:]})")
             self._tell(report.failures[-1])
         got = running.delivered()
@@ -206,7 +217,9 @@ class Soak:
                 reading = await self._fleet.reading(name)
                 found += reading.more_than(before[name]) if reading is not None else [f"{name} does not answer"]
             if not found:
-                break
+                return []
+        for name in SERVICES:
+            self._tell(f"{name} is connected: {self._fleet.connections(name)}")
         return found
 
 
