@@ -19,6 +19,9 @@ START_TEMPERATURE = 0.5
 FORGET = 0.98
 NUM_BINS = 8
 PRIOR_CHANCE, PRIOR_WEIGHT = 0.7, 4.0
+WAITED_SHARE = 0.25
+"""Of a build's time that somebody waits for: builds are as long as pays, so that half of them are late, and what a late
+one lacks is waited for by half, since one round's wait is the next one's head start."""
 MAX_CHANCE = 0.98
 """That a draft stands: below 1, so that the first drafts of a branch come before its later ones."""
 
@@ -149,9 +152,7 @@ def allotted(
 
     The i-th draft of a branch is used with probability * chance^i. chance: that a draft stands. value_ms: what a whole
     branch saves; of it each draft has its share, and one is left out whose row is expected to save less than it costs.
-    0: not told; then branches are whole, or not at all. row_ms: what a row adds to a pass. It counts half: a build that
-    is too long for the target's round is waited for with half of what is missing, since one round's wait is the next
-    one's head start.
+    0: not told; then branches are whole, or not at all. row_ms: what a row adds to a pass.
     """
     if not value_ms:
         num_whole = max_drafts // num_draft_tokens
@@ -159,7 +160,7 @@ def allotted(
     reached = min(chance, MAX_CHANCE) ** np.arange(1, num_draft_tokens + 1)
     gains = np.multiply.outer(np.asarray(probabilities, np.float64), reached)
     order = np.argsort(-gains, axis=None, kind="stable")[: max(0, max_drafts)]
-    order = order[value_ms * gains.ravel()[order] / reached.sum() >= row_ms / 2]
+    order = order[value_ms * gains.ravel()[order] / reached.sum() >= WAITED_SHARE * row_ms]
     return np.bincount(order // num_draft_tokens, minlength=len(gains)).tolist()
 
 

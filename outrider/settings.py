@@ -198,7 +198,7 @@ class DraftWorkerSettings(WorkerSettings):
     )
     tree_width: int = Field(2, ge=1, le=16, description="Guesses beside one another at each level of the tree drafter.")
     ahead_branches: int = Field(
-        12, ge=0, le=64, description="Outcomes of a round that drafts are made for before its verdict; 0: none."
+        16, ge=0, le=64, description="Outcomes of a round that drafts are made for before its verdict; 0: none."
     )
 
 

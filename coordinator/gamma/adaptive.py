@@ -94,7 +94,8 @@ class AdaptiveGamma:
         reason = self._reason(best)
         if reason == "best" and self._objective.is_held_back(best, plans):
             reason = "load"
-        return self._priced(best.choice(reason, min(num_tokens, max_credit_tokens)), best, best)
+        choice = self._priced(best.choice(reason, min(num_tokens, max_credit_tokens)), best, best)
+        return dataclasses.replace(choice, max_wait_ms=self._objective.max_wait_ms(best))
 
     def _priced(self, choice: Choice, plan: Plan, best: Plan) -> Choice:
         price = self._objective.price(plan, best.rate) if self._ends_chains else None

@@ -148,15 +148,15 @@ class AheadCosts:
 
 class AheadRounds(NamedTuple):
     """Rounds with drafting ahead, hits and misses as they come: in the mean `num_drafts` are verified, `tokens`
-    committed and `ms` taken. `num_on_demand`: drafts to ask for on a miss; `worth`: tokens that are expected of the
-    branches of the round after that."""
+    committed and `ms` taken. `num_on_demand`: drafts to ask for on a miss; `tokens_if_asked`: what it then commits,
+    and what the round after it gains by branches."""
 
     num_on_demand: int
     wish: AheadWish
     num_drafts: float
     tokens: float
     ms: float
-    worth: float
+    tokens_if_asked: float
 
 
 def best_ahead(
@@ -198,7 +198,8 @@ def best_ahead(
         return None
     wish = AheadWish(candidate.max_branches, hit.num_drafts, max(0.0, worth / rate) if rate > 0 else 0.0)
     num_drafts = _mean(share, hit.num_drafts, miss.num_drafts)
-    return AheadRounds(miss.num_drafts, wish, num_drafts, tokens + costs.taken(num_drafts), ms, worth * miss.hit_rate)
+    if_asked = expected[miss.num_drafts] + worth * miss.hit_rate
+    return AheadRounds(miss.num_drafts, wish, num_drafts, tokens + costs.taken(num_drafts), ms, if_asked)
 
 
 class _Length(NamedTuple):

@@ -54,7 +54,8 @@ PLAIN = ""
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a choice is expected to commit and to take: a round, or as much of a run as is worth its round trip.
-    `taken`: tokens that other streams of the target lose to it."""
+    `taken`: tokens that other streams of the target lose to it. `if_asked`: tokens that it is worth where drafts are
+    asked for, if that differs."""
 
     drafter: str
     num_draft_tokens: int
@@ -67,6 +68,7 @@ class Plan:
     taken: float = 0.0
     ahead: AheadWish = NOTHING_AHEAD
     shape: tuple[int, ...] = ()
+    if_asked: float = 0.0
 
     @property
     def key(self) -> str:
@@ -219,6 +221,15 @@ class Objective:
         expected = tuple(self.acceptance(candidate).hazards(num_drafts))
         return Price(rate, rate * self._costs.row_ms(num_drafts) + taken, expected)
 
+    def max_wait_ms(self, best: Plan) -> float:
+        """For the drafts of the best plan: as long as the time is worth less, at the plan's own rate, than what they
+        commit beyond the token of a plain pass. 0: nobody is waited for."""
+        if best.candidate is None or best.candidate.on_target or best.rate <= 0:
+            return 0.0
+        costs, num_drafts = self._costs, best.num_draft_tokens
+        further = (best.if_asked or best.tokens) - 1 - costs.taken(num_drafts) + costs.taken(0)
+        return max(0.0, further / best.rate - costs.verify_ms(num_drafts) + costs.verify_ms(0))
+
     def is_held_back(self, plan: Plan, plans: Iterable[Plan]) -> bool:
         """Whether the stream would draft more were it alone on its target."""
         more = [other for other in plans if other.num_draft_tokens > plan.num_draft_tokens]
@@ -283,9 +294,9 @@ class Objective:
         )  # fmt: skip
         if found is None:
             return None
-        taken = self._costs.taken(found.num_drafts)
         return Plan(
-            candidate.name, found.num_on_demand, found.tokens, found.ms, candidate, taken=taken, ahead=found.wish
+            candidate.name, found.num_on_demand, found.tokens, found.ms, candidate,
+            taken=self._costs.taken(found.num_drafts), ahead=found.wish, if_asked=found.tokens_if_asked,
         )  # fmt: skip
 
     def _guess(self, guess: Guess, num_tokens: int) -> Plan:

@@ -82,6 +82,7 @@ class Choice:
     ahead: AheadWish = NOTHING_AHEAD
     shape: tuple[int, ...] = ()
     price: Price | None = None
+    max_wait_ms: float = 0.0
 
     @property
     def is_run(self) -> bool:

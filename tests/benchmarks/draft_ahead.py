@@ -99,8 +99,11 @@ class Setting:
 
 
 @asynccontextmanager
-async def services(draft: str, settings: Sequence[Setting]) -> AsyncIterator[None]:
-    """A target, a draft worker, and a coordinator for each setting, whose client it gets."""
+async def services(
+    draft: str, settings: Sequence[Setting], worker: Mapping[str, Any] | None = None
+) -> AsyncIterator[None]:
+    """A target, a draft worker with these settings of its own, and a coordinator for each setting, whose client it
+    gets."""
     common = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 2.0, "log_level": "warning"}
     async with AsyncExitStack() as cleanup:
 
@@ -109,7 +112,10 @@ async def services(draft: str, settings: Sequence[Setting]) -> AsyncIterator[Non
             cleanup.push_async_callback(child.stop, 5.0)
             return await child.wait_ready(READY_S)
 
-        target, drafter = await start("target-worker", model=TARGET), await start("draft-worker", model=draft)
+        target, drafter = (
+            await start("target-worker", model=TARGET),
+            await start("draft-worker", model=draft, **(worker or {})),
+        )
         for setting in settings:
             address = drafter
             if setting.rtt_ms:
@@ -129,9 +135,12 @@ async def _see_both(client: Client) -> None:
             await asyncio.sleep(0.05)
 
 
-async def compare(draft: str, rule: str, settings: Sequence[Setting], *, num_streams: int, num_tokens: int) -> None:
-    """Runs streams of all settings in turn; the first of each is for the controller to learn from."""
-    async with services(draft, settings):
+async def compare(
+    draft: str, rule: str, settings: Sequence[Setting], *, num_streams: int, num_tokens: int, **worker: Any
+) -> None:
+    """Runs streams of all settings in turn; the first of each is for the controller to learn from. worker: settings of
+    the draft worker."""
+    async with services(draft, settings, worker):
         for seed in range(num_streams + 1):
             for setting in settings:
                 answer = await setting.client.complete(
@@ -175,7 +184,7 @@ async def figures(
         found[f"draft-ahead {rule}, acceptance .9, RTT 100 ms, by plain"] = row(away.rate / plain.rate, 0.98)
         good = Setting("good pair, 12 branches", draft_ahead="on", options={"num_speculative_tokens": 5})
         agreement = math.sqrt(1 - (LOGIT_NOISE / SCALE) ** 2)
-        await compare(draft_of(agreement), rule, (good,), **size)
+        await compare(draft_of(agreement), rule, (good,), **size, ahead_branches=12)
         _tell(rule, (good,))
         found[f"branch hit rate {rule}, logit noise .5, 12 branches"] = row(
             good.hit_rate, 0.9 if rule == COUPLED else 0.6

@@ -218,3 +218,28 @@ def test_over_a_long_way_fewer_drafts_are_wanted_behind_each_outcome() -> None:
     near_choice, far_choice = near.rounds(80)[-1], far.rounds(80)[-1]
     assert near_choice.ahead
     assert far_choice.expected_tokens_per_s < near_choice.expected_tokens_per_s
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_drafts_are_waited_for_as_long_as_that_pays(mode: str) -> None:
+    """Longer than they take, or nobody would have asked; not longer than all their tokens would take plainly."""
+    stream = Stream(mode)
+    choice = stream.rounds(60)[-1]
+    usual_ms = stream.network_ms + DRAFT_MS * choice.num_draft_tokens
+    assert usual_ms < choice.max_wait_ms < VERIFY_MS * choice.num_draft_tokens
+    far = Stream(mode)
+    far.network_ms = 40.0
+    longer = far.rounds(60)[-1]
+    assert longer.max_wait_ms > choice.max_wait_ms, "where time earns less, more of it is worth a draft"
+
+
+def test_a_try_is_waited_for_whatever_it_takes() -> None:
+    """It tells what drafts take: cut short, a worker that was slow once would be held to be slow for ever."""
+    stream = Stream()
+    choices = [stream.policy.choose(8, 64, (MODEL,))]
+    assert choices[0].reason == "warm-up"
+    assert not choices[0].max_wait_ms
+    stream.network_ms = 500.0
+    tries = [choice for choice in stream.rounds(400) if choice.reason == "probe"]
+    assert tries, "INCONCLUSIVE"
+    assert not any(choice.max_wait_ms for choice in tries)

@@ -8,6 +8,7 @@ import pytest
 from conftest import scaled
 
 from draft_worker.branches import (
+    WAITED_SHARE,
     Chance,
     MatchOutlook,
     Place,
@@ -110,7 +111,7 @@ def test_a_draft_that_saves_less_than_its_row_costs_is_left_out():
     probabilities = [0.5, 0.2, 0.05, 0.01]
     shares = 0.5 ** np.arange(1, 4) / (0.5 + 0.25 + 0.125)
     found = allotted(probabilities, 0.5, 3, max_drafts=100, value_ms=20.0, row_ms=1.0)
-    assert found == [int((20.0 * p * shares >= 0.5).sum()) for p in probabilities]
+    assert found == [int((20.0 * p * shares >= WAITED_SHARE).sum()) for p in probabilities]
     assert 0 < found[2] < found[0]
     assert found[3] == 0
     assert allotted(probabilities, 0.5, 3, max_drafts=100, value_ms=20.0, row_ms=0.0) == [3, 3, 3, 3]

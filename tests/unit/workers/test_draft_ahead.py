@@ -251,7 +251,7 @@ def test_a_branch_that_saves_less_than_it_costs_is_left_out():
     session.ahead._row_cost = RowCost()
     session.ahead._row_cost.observe(1, 10.0)
     session.ahead._row_cost.observe(11, 20.0)  # so that a row takes a ms, a branch of 4 takes 4
-    few = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=20.0)))
+    few = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=8.0)))
     many = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=4000.0)))
     assert 0 < len(few.proposals) < len(many.proposals)
     assert set(few.proposals) < set(many.proposals)
