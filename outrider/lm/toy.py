@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import os
+import signal
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -61,6 +63,8 @@ class ToySpec:
     """Fault injection: logits are NaN once the context is longer than this; 0: never."""
     blocks: int = 0
     """Cache blocks; 0: the default."""
+    dies_on: int = -1
+    """Fault injection: a pass over this id ends the process, as a fault of the machine would; -1: none does."""
 
     def text(self) -> str:
         """The canonical `toy:...` text: keys that differ from their defaults, in the order above."""
@@ -178,6 +182,8 @@ class ToyModel:
 
     def forward(self, batch: PackedBatch) -> np.ndarray:
         """float32[num_logit_rows, vocab]; sleeps pass_ms + token_ms * rows."""
+        if self.spec.dies_on >= 0 and any(self.spec.dies_on in segment.token_ids for segment in batch.segments):
+            os.kill(os.getpid(), signal.SIGKILL)
         logits = np.empty((batch.num_logit_rows, self.vocab_size), np.float32)
         out = 0
         for segment in batch.segments:
@@ -302,6 +308,7 @@ def _check(spec: ToySpec) -> None:
         "pass_ms and token_ms must be at least 0": not (0 <= spec.pass_ms < math.inf and 0 <= spec.token_ms < math.inf),
         "eos must be an id of the vocabulary, or -1 for none": not -1 <= spec.eos < spec.vocab,
         "nan_after and blocks must be at least 0": spec.nan_after < 0 or spec.blocks < 0,
+        "dies_on must be an id of the vocabulary, or -1 for none": not -1 <= spec.dies_on < spec.vocab,
     }
     faults = [text for text, is_wrong in wrong.items() if is_wrong]
     if faults:
