@@ -19,6 +19,8 @@ PRIOR_HAZARD = 0.7
 """Chance of acceptance assumed before anything was seen."""
 LEAN_WEIGHT = 16.0
 """Observations that the prior counts for."""
+START_WEIGHT = 4.0
+"""The same of what is assumed without one, and of the position before."""
 OFF_PATH_WEIGHT = 0.5
 MAX_UNIT = 1e6
 
@@ -43,10 +45,15 @@ class Acceptance:
         """What an observation counts for now: it grows, instead of all earlier ones shrinking."""
         self._level = Level() if prior is not None else None
         self.num_rounds = 0
+        self._version = 0
+        """Goes up with whatever changes what is expected; the prior's as well."""
+        self._expected: list[float] = []
+        self._expected_of = -1, -1
 
     def observe(self, chances: Sequence[float], num_accepted: int) -> None:
         """A round: each draft's chance of acceptance, or how it fell, of which the first `num_accepted` fell well."""
         self.num_rounds += 1
+        self._version += 1
         chances = chances[:MAX_POSITIONS]
         weights = [1.0 if i <= num_accepted else OFF_PATH_WEIGHT for i in range(len(chances))]
         if self._level is not None:
@@ -69,6 +76,7 @@ class Acceptance:
     def pass_over(self, num_tokens: int) -> None:
         """The text went on by so many tokens that were not drafted, or by somebody else."""
         if self._level is not None:
+            self._version += 1
             self._level.pass_over(num_tokens)
 
     @property
@@ -78,11 +86,10 @@ class Acceptance:
 
     def hazards(self, num_positions: int = MAX_POSITIONS) -> list[float]:
         """Per position the chance to pass it once it is reached, for the text at hand."""
-        usual = self._usual(num_positions)
-        if self._level is None:
-            return usual
-        factor = self._level.factor
-        return [shifted(chance, factor) for chance in usual]
+        version = self._version, self._prior._version if self._prior is not None else 0
+        if version != self._expected_of or len(self._expected) < num_positions:
+            self._expected, self._expected_of = self._hazards(num_positions), version
+        return self._expected[:num_positions]
 
     def expected_tokens(self, max_draft_tokens: int) -> list[float]:
         """Entry γ: committed tokens a round when γ drafts are asked for, the correction or bonus included."""
@@ -92,11 +99,18 @@ class Acceptance:
             expected.append(expected[-1] + alive)
         return expected
 
+    def _hazards(self, num_positions: int) -> list[float]:
+        usual = self._usual(num_positions)
+        if self._level is None:
+            return usual
+        factor = self._level.factor
+        return [shifted(chance, factor) for chance in usual]
+
     def _usual(self, num_positions: int) -> list[float]:
         """On a text like all that were seen. Where little was it leans on the prior, and without one on the position
         before."""
         prior = self._prior.hazards(num_positions) if self._prior is not None else None
-        lean_weight = LEAN_WEIGHT * self._unit
+        lean_weight = (START_WEIGHT if prior is None else LEAN_WEIGHT) * self._unit
         num_seen = len(self._passed)
         usual: list[float] = []
         lean = PRIOR_HAZARD

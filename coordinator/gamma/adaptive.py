@@ -21,6 +21,8 @@ from outrider.results import DrafterOutlook
 
 PROBE_SHARE = 0.005
 """Of a stream's time that probes may lose, all together, on an even text."""
+PLAIN_PROBE_SHARE = 0.001
+"""For plain decoding: its passes cost what those with drafts do, but for rows, so that a try tells little."""
 CHANGING_PROBE_SHARE = 0.05
 """The same where the text changes all the time, so that what a probe told does not hold for long, and where probes pay
 now and then."""
@@ -74,7 +76,13 @@ class AdaptiveGamma:
         if untried is not None:
             num_tokens = WARM_UP_TOKENS if untried is plain else max_credit_tokens
             return self._take(untried, "warm-up", min(num_tokens, max_credit_tokens))
-        best = max([*plans, *self._objective.guessed(guesses, cap, plain)], key=lambda plan: plan.rate)
+        blind = max((self._probe_share(plan) for plan in plans if plan.candidate is not None), default=0.0)
+
+        def worth(plan: Plan) -> float:
+            # who decodes plainly sees nothing of how drafts fare, and has to pay for tries of them
+            return plan.rate * (1 - blind) if plan is plain else plan.rate
+
+        best = max([*plans, *self._objective.guessed(guesses, cap, plain)], key=worth)
         if self._probed is not None:
             luck = self._luck.get(self._probed, 1.0)
             self._luck[self._probed] = luck + LUCK_WEIGHT * ((best.key == self._probed) - luck)
@@ -85,6 +93,7 @@ class AdaptiveGamma:
         due = next((plan for plan, wait in zip(others, waits, strict=True) if wait <= 0), None)
         if due is not None:
             self._probed = due.key
+            self._shared.tries(due.key)
             return self._priced(self._take(due, "probe", max_credit_tokens), due, best)
         tokens_to_probe = int(min(waits) * best.rate) if waits else max_credit_tokens
         if best.num_draft_tokens:
@@ -185,9 +194,13 @@ class AdaptiveGamma:
         last = self._last_try.get(plan.key, _LastTry())
         tokens_missing = last.tokens + MIN_PROBE_INTERVAL_TOKENS - self._tokens
         share = FIRST_PROBE_SHARE if self._is_fresh(plan) else self._probe_share(plan)
-        elapsed_ms = max(self._ms - last.ms, self._shared.ms_since_try(plan.key))
+        elapsed_ms = self._shared.ms_since_try(plan.key)
+        if plan.candidate is not None:  # a try of it tells of this stream's text too
+            elapsed_ms = max(elapsed_ms, self._ms - last.ms)
         return max(plan.loss_ms(best) * num_others / share - elapsed_ms, tokens_missing / best.rate)
 
     def _probe_share(self, plan: Plan) -> float:
-        changes = self._objective.acceptance(plan.candidate).changes if plan.candidate is not None else 0.0
+        if plan.candidate is None:
+            return PLAIN_PROBE_SHARE
+        changes = self._objective.acceptance(plan.candidate).changes
         return PROBE_SHARE + changes**2 * self._luck.get(plan.key, 1.0) * (CHANGING_PROBE_SHARE - PROBE_SHARE)

@@ -9,9 +9,10 @@ the workers measured themselves stands in, and until they have told that, guesse
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from coordinator.gamma.ahead import AheadCosts
@@ -150,6 +151,8 @@ class DraftCost:
         self.queue = Median()
         self.work = LineCost(PROPORTIONAL)
         self._fill: list[float] = []
+        self._filled: list[float] = []
+        """Sums of those."""
 
     def observe(
         self, num_wanted: int, num_drafts: int, draft_ms: float, network_ms: float, queue_ms: float = 0.0
@@ -157,6 +160,7 @@ class DraftCost:
         """draft_ms: without the wait for the drafter's engine, which is `queue_ms`."""
         self.network.add(network_ms)
         self.queue.add(queue_ms)
+        self._filled = []
         self._fill += [1.0] * (num_wanted - len(self._fill))
         for place in range(num_wanted):
             self._fill[place] = FILL_DECAY * self._fill[place] + (1 - FILL_DECAY) * (place < num_drafts)
@@ -165,8 +169,12 @@ class DraftCost:
     def num_drafted(self, num_wanted: int) -> float:
         """Drafts to expect of a drafter that does not always give as many as wanted: by place, since it ends chains
         where they do not pay."""
-        known = sum(self._fill[:num_wanted])
-        return known + (self._fill[-1] if self._fill else 1.0) * max(0, num_wanted - len(self._fill))
+        if not self._fill:
+            return float(num_wanted)
+        if not self._filled:
+            self._filled = [0.0, *itertools.accumulate(self._fill)]
+        known = min(num_wanted, len(self._fill))
+        return self._filled[known] + self._fill[-1] * (num_wanted - known)
 
 
 class RoundCosts:
@@ -242,10 +250,18 @@ class RoundCosts:
 
     def round_ms(self, candidate: Candidate, num_draft_tokens: int) -> float:
         """Of a round that a draft worker is asked for, from the choice to the commit."""
-        num_drafted = self.draft(candidate).num_drafted(num_draft_tokens)
-        away_ms = self.ask_ms(candidate) + self.draft_ms(candidate, num_drafted)
-        away_ms += self.verify_network.value() + self._overhead.value()
-        return away_ms + self.load.wait_ms(away_ms) + self.verify_ms(num_drafted)
+        (ms,) = self.rounds_ms(candidate, (num_draft_tokens,))
+        return ms
+
+    def rounds_ms(self, candidate: Candidate, nums_draft_tokens: Iterable[int]) -> list[float]:
+        """The same for several γ."""
+        draft, ms = self.draft(candidate), []
+        messages_ms = self.ask_ms(candidate) + self.verify_network.value() + self._overhead.value()
+        for num_draft_tokens in nums_draft_tokens:
+            num_drafted = draft.num_drafted(num_draft_tokens)
+            away_ms = messages_ms + self.draft_ms(candidate, num_drafted)
+            ms.append(away_ms + self.load.wait_ms(away_ms) + self.verify_ms(num_drafted))
+        return ms
 
     def ask_ms(self, candidate: Candidate) -> float:
         """What a question to a draft worker takes beside the drafts: the network, and the wait for its engine."""

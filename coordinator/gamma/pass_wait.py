@@ -6,17 +6,20 @@ away costs nothing until it makes the stream miss one more. The longer it is awa
 
     away + wait = P * (number of passes missed),    passes missed = away / P, rounded up
 
-On an idle target there is no wait. How far a target is the one or the other is learnt: waits as they were over those
-that a busy target would have had; and how many passes are missed after how long away, where that was seen of late.
+Passes are not all of one length: those seen of late, whichever stream they were of, say how often a time away just
+fits. On an idle target there is no wait. How far a target is the one or the other is learnt: waits as they were over
+those that a busy target would have had; and how much longer waits are after how long away, where that was seen of late.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 
 DECAY = 0.95
-LENGTHS = (0.75, 0.85, 0.95)
-"""Of the passes that are missed, in those that are seen: they vary, and those that one is not in hold fewer rows."""
+NUM_PASSES = 32
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Of the lengths of passes, that stand for all of them."""
 BIN = 0.125
 """Of the time away, in passes."""
 SEEN_DECAY = 0.98
@@ -28,35 +31,66 @@ class PassWait:
     """At one target."""
 
     def __init__(self) -> None:
+        self._passes: deque[tuple[float, float]] = deque(maxlen=NUM_PASSES)
+        """(ms, weight)."""
+        self._lengths: list[float] = []
+        """At the quantiles; empty: to be found anew."""
         self._waited = self._busy_waits = 0.0
-        self._missed: dict[int, tuple[float, float]] = {}
-        """By time away: sums of passes missed, and of observations; decayed."""
+        self._longer: dict[int, tuple[float, float]] = {}
+        """By time away: sums of how much longer waits were than the arithmetic says, in passes, and of observations;
+        decayed."""
 
-    def observe(self, away_ms: float, queue_ms: float, pass_ms: float) -> None:
+    def passed(self, pass_ms: float, num_streams: float) -> None:
+        """A pass, as one of so many streams in it has seen it: each of them tells of it."""
+        if pass_ms > 0:
+            self._passes.append((pass_ms, 1 / num_streams))
+            self._lengths = []
+
+    def observe(self, away_ms: float, queue_ms: float) -> None:
         """A pass that was asked for by a stream that had been away for so long."""
+        pass_ms = self.pass_ms
         if pass_ms <= 0:
             return
+        busy_wait_ms, place = self._busy_wait_ms(away_ms), int(away_ms / pass_ms / BIN)
         self._waited = DECAY * self._waited + queue_ms
-        self._busy_waits = DECAY * self._busy_waits + _busy_wait_ms(away_ms, pass_ms)
-        self._missed = {k: (SEEN_DECAY * m, SEEN_DECAY * n) for k, (m, n) in self._missed.items() if n > 0.01}
-        missed, seen = self._missed.get(int(away_ms / pass_ms / BIN), (0.0, 0.0))
-        self._missed[int(away_ms / pass_ms / BIN)] = (missed + (away_ms + queue_ms) / pass_ms, seen + 1)
+        self._busy_waits = DECAY * self._busy_waits + busy_wait_ms
+        self._longer = {k: (SEEN_DECAY * m, SEEN_DECAY * n) for k, (m, n) in self._longer.items() if n > 0.01}
+        longer, seen = self._longer.get(place, (0.0, 0.0))
+        self._longer[place] = longer + (queue_ms - self.busy * busy_wait_ms) / pass_ms, seen + 1
+
+    @property
+    def pass_ms(self) -> float:
+        """Of a pass as of late."""
+        lengths = self._known_lengths()
+        return sum(lengths) / len(lengths) if lengths else 0.0
 
     @property
     def busy(self) -> float:
         """0 to 1: how far waits are those of a target whose passes follow one another."""
         return min(1.0, self._waited / self._busy_waits) if self._busy_waits else 0.0
 
-    def ms(self, away_ms: float, pass_ms: float) -> float:
-        """To expect after so long away. pass_ms: of a pass as of late."""
+    def ms(self, away_ms: float) -> float:
+        """To expect after so long away."""
+        pass_ms = self.pass_ms
         if pass_ms <= 0 or not self._busy_waits:
             return 0.0
-        assumed_ms = self.busy * _busy_wait_ms(away_ms, pass_ms)
-        missed, seen = self._missed.get(int(away_ms / pass_ms / BIN), (0.0, 0.0))
-        wait_ms = (missed * pass_ms + PRIOR_WEIGHT * (away_ms + assumed_ms)) / (seen + PRIOR_WEIGHT) - away_ms
-        return max(0.0, wait_ms)
+        longer, seen = self._longer.get(int(away_ms / pass_ms / BIN), (0.0, 0.0))
+        return max(0.0, self.busy * self._busy_wait_ms(away_ms) + longer * pass_ms / (seen + PRIOR_WEIGHT))
 
+    def _busy_wait_ms(self, away_ms: float) -> float:
+        wait_ms = 0.0
+        lengths = self._known_lengths()
+        for length in lengths:  # asked for at each γ of each choice
+            wait_ms += max(1, math.ceil(away_ms / length)) * length - away_ms
+        return wait_ms / len(lengths)
 
-def _busy_wait_ms(away_ms: float, pass_ms: float) -> float:
-    missed = sum(max(1, math.ceil(away_ms / (length * pass_ms))) for length in LENGTHS) / len(LENGTHS)
-    return max(0.0, missed * pass_ms - away_ms)
+    def _known_lengths(self) -> list[float]:
+        if not self._lengths and self._passes:
+            below, total = 0.0, sum(weight for _, weight in self._passes)
+            wanted = [share * total for share in QUANTILES]
+            for ms, weight in sorted(self._passes):
+                below += weight
+                while wanted and below >= wanted[0]:
+                    self._lengths.append(ms)
+                    del wanted[0]
+        return self._lengths

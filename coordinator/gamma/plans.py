@@ -156,7 +156,12 @@ class Objective:
         gammas = range(1, len(expected))
         if candidate.on_target:
             return _best(self._run(candidate, gamma, expected[gamma], credit_tokens) for gamma in gammas)
-        plan = _best(self._round(candidate, gamma, expected[gamma]) for gamma in gammas)
+        rates = [
+            (expected[gamma] - self._costs.taken(gamma)) / max(MIN_MS, ms)
+            for gamma, ms in zip(gammas, self._costs.rounds_ms(candidate, gammas), strict=True)
+        ]
+        gamma = 1 + rates.index(max(rates))
+        plan = self._round(candidate, gamma, expected[gamma])
         return self._ahead(candidate, expected, plan) or plan
 
     def fixed_shape(self, candidate: Candidate, num_draft_tokens: int) -> tuple[int, ...]:
@@ -219,7 +224,17 @@ class Objective:
         rate, num_drafts = max(0.0, rate), plan.num_draft_tokens
         taken = (self._costs.taken(num_drafts) - self._costs.taken(0)) / num_drafts
         expected = tuple(self.acceptance(candidate).hazards(num_drafts))
-        return Price(rate, rate * self._costs.row_ms(num_drafts) + taken, expected)
+        row_tokens = rate * self._costs.row_ms(num_drafts) + taken
+        return Price(rate * self._lengthening(candidate, num_drafts), row_tokens, expected)
+
+    def _lengthening(self, candidate: Candidate, gamma: int) -> float:
+        """Of a round, by a ms of drafting; 0 to 1. Drafts that are made while a stream would wait for a pass, or ahead
+        of the verdict, cost nothing. Of the second half of γ drafts: with the first ones most chains go on anyway."""
+        fewer, costs = gamma // 2, self._costs
+        few, many = (costs.draft_ms(candidate, costs.draft(candidate).num_drafted(n)) for n in (fewer, gamma))
+        grows_ms = costs.round_ms(candidate, gamma) - costs.round_ms(candidate, fewer)
+        grows_ms -= costs.verify_ms(gamma) - costs.verify_ms(fewer)
+        return min(1.0, max(0.0, grows_ms / (many - few))) if many > few else 1.0
 
     def max_wait_ms(self, best: Plan) -> float:
         """For the drafts of the best plan: as long as the time is worth less, at the plan's own rate, than what they

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.drafting.guess import Guess
@@ -34,20 +34,19 @@ class Candidate:
     max_branches: int = 0
     max_depth: int = 0
 
-    @property
-    def key(self) -> str:
-        """Tells drafters apart, and the models behind them."""
-        return f"{self.learnt_as}/{self.name}"
+    learnt_as: str = field(init=False, compare=False, repr=False)
+    """What is learnt of costs and acceptance goes under this name: of a tree, that of its trunk."""
+    costs_as: str = field(init=False, compare=False, repr=False)
+    """The same of what drafts take: a level of a head's tree is not a draft of its chain."""
+    key: str = field(init=False, compare=False, repr=False)
+    """Tells drafters apart, and the models behind them."""
 
-    @property
-    def learnt_as(self) -> str:
-        """What is learnt of costs and acceptance goes under this name: of a tree, that of its trunk."""
-        return f"{'target' if self.on_target else 'draft'}:{self.trunk or self.name}:{self.model}"
-
-    @property
-    def costs_as(self) -> str:
-        """The same of what drafts take: a level of a head's tree is not a draft of its chain."""
-        return f"{self.learnt_as}/tree" if self.on_target and self.trunk else self.learnt_as
+    def __post_init__(self) -> None:
+        # asked for at each γ of each choice
+        learnt_as = f"{'target' if self.on_target else 'draft'}:{self.trunk or self.name}:{self.model}"
+        object.__setattr__(self, "learnt_as", learnt_as)
+        object.__setattr__(self, "costs_as", f"{learnt_as}/tree" if self.on_target and self.trunk else learnt_as)
+        object.__setattr__(self, "key", f"{learnt_as}/{self.name}")
 
     @property
     def asked_as(self) -> str:

@@ -21,6 +21,7 @@ from coordinator.gamma.median import Median
 from coordinator.gamma.pass_wait import PassWait
 
 MEAN_DECAY = 0.95
+WAITED_SHARE = 0.05
 MAX_TAKEN_SHARE = 0.9
 """Of its own token that a plain row may take from others: a load is known roughly, and one row must be worth it."""
 
@@ -34,35 +35,42 @@ class Load:
         self._pass_wait = PassWait()
         self.run_queue = Median()
         """The same of a run's first step; the others wait for nothing."""
-        self._other_rows = Median()
-        self._pass_ms = Median()
+        self._rows = 0.0
+        self._streams = 0.0
+        """Passes by the streams in them, each pass counted once by all its streams together: sum of 1 / streams."""
+        self._num_waited = 0.0
         self._own_rows = 0.0
-        self._wait_ms = 0.0
         self._num_passes = 0.0
-        self._num_asked = 0.0
         self._tokens = 0.0
         self._ms = 0.0
+        self._num_others: float | None = None
+        """As they are now, asked for at each γ of each choice."""
 
     def observe_passes(
         self, num_passes: int, *, own_rows: float, batch_rows: float, pass_ms: float, queue_ms: float, was_asked: bool
     ) -> None:
         """Of one pass, or of a run. own_rows, batch_rows: of a pass, own ones included in both; pass_ms: of one.
         queue_ms: before the first. was_asked: for one, by a message of its own."""
-        self._other_rows.add(max(0.0, batch_rows - own_rows))
-        self._pass_ms.add(pass_ms)
+        self._num_others = None
+        others = max(0.0, batch_rows - own_rows)
+        self._rows = MEAN_DECAY * self._rows + num_passes * others
+        mean_rows = (MEAN_DECAY * self._own_rows + num_passes * own_rows) / (MEAN_DECAY * self._num_passes + num_passes)
+        num_streams = 1 + others / mean_rows
+        self._streams = MEAN_DECAY * self._streams + num_passes / num_streams
+        self._pass_wait.passed(pass_ms, num_streams)
+        self._num_waited = MEAN_DECAY * self._num_waited + (queue_ms > WAITED_SHARE * pass_ms)
         self._own_rows = MEAN_DECAY * self._own_rows + num_passes * own_rows
-        self._wait_ms = MEAN_DECAY * self._wait_ms + queue_ms
         self._num_passes = MEAN_DECAY * self._num_passes + num_passes
-        self._num_asked = MEAN_DECAY * self._num_asked + was_asked
         (self.queue if was_asked else self.run_queue).add(queue_ms)
 
     def observe_wait(self, away_ms: float, queue_ms: float) -> None:
         """Of a pass that was asked for after so long without one: drafts, networks."""
-        self._pass_wait.observe(away_ms, queue_ms, self._pass_ms.value())
+        self._num_others = None
+        self._pass_wait.observe(away_ms, queue_ms)
 
     def wait_ms(self, away_ms: float) -> float:
         """For the engine, to expect after so long away."""
-        return self._pass_wait.ms(away_ms, self._pass_ms.value())
+        return self._pass_wait.ms(away_ms)
 
     def observe_tokens(self, num_tokens: int, ms: float) -> None:
         """What one stream committed in a round or a run, and how long that took."""
@@ -72,7 +80,7 @@ class Load:
     @property
     def other_rows(self) -> float:
         """In a pass, beside those of the stream that asks."""
-        return self._other_rows.value()
+        return self._rows / self._num_passes if self._num_passes else 0.0
 
     @property
     def tokens_per_ms(self) -> float:
@@ -82,14 +90,15 @@ class Load:
     @property
     def num_others(self) -> float:
         """Streams at the target, in a pass or waiting for one, beside one that is there."""
+        if self._num_others is None:
+            self._num_others = self._count_others()
+        return self._num_others
+
+    def _count_others(self) -> float:
         if not self._num_passes or not self.other_rows:
             return 0.0
-        in_pass = 1 + self.other_rows * self._num_passes / self._own_rows
-        pass_ms = self._pass_ms.value()
-        waiting = self._wait_ms / pass_ms if pass_ms > 0 else 0.0
-        # on a busy target all that asked for the next pass are there when this one ends, however long they have waited
-        waiting = max(waiting, self._pass_wait.busy * self._num_asked)
-        return in_pass + in_pass * waiting / self._num_passes - 1
+        in_pass = self._num_passes / self._streams
+        return in_pass + in_pass * self._num_waited / self._num_passes - 1
 
     def taken_per_ms(self, plain_ms: float) -> float:
         """Tokens that the others lose in each ms by which a pass grows. plain_ms: what a plain row adds to it."""

@@ -53,6 +53,10 @@ class PairEstimates:
         self._ms += ms
         self._tried_at[tried] = self._ms
 
+    def tries(self, key: str) -> None:
+        """One stream is about to do this; the others need not at the same time."""
+        self._tried_at[key] = self._ms
+
     def ms_since_try(self, key: str) -> float:
         """Time of all streams of the scope since one of them did this; 0 before the first. Streams may be too short
         for each to try again by itself what was slow once."""

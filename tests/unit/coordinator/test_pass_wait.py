@@ -2,49 +2,74 @@
 
 import pytest
 
-from coordinator.gamma.pass_wait import BIN, PassWait
+from coordinator.gamma.pass_wait import BIN, NUM_PASSES, PassWait
 
 PASS_MS = 40.0
 
 
 def busy(*away_ms: float) -> PassWait:
     """Of a target whose passes follow one another, as streams found it that had been away for so long."""
-    wait = PassWait()
+    wait = seeing(PASS_MS)
     for away in away_ms:
-        wait.observe(away, -away % PASS_MS, PASS_MS)
+        wait.observe(away, -away % PASS_MS)
+    return wait
+
+
+def seeing(*pass_ms: float) -> PassWait:
+    """Passes of these lengths in turn."""
+    wait = PassWait()
+    for i in range(NUM_PASSES):
+        wait.passed(pass_ms[i % len(pass_ms)], 1.0)
     return wait
 
 
 def test_an_idle_target_has_no_wait() -> None:
-    wait = PassWait()
-    assert wait.ms(10.0, PASS_MS) == 0.0
+    wait = seeing(PASS_MS)
+    assert wait.ms(10.0) == 0.0
     for _ in range(20):
-        wait.observe(10.0, 0.0, PASS_MS)
-    assert wait.ms(10.0, PASS_MS) == wait.ms(30.0, PASS_MS) == 0.0
-    assert PassWait().ms(10.0, 0.0) == 0.0
+        wait.observe(10.0, 0.0)
+    assert wait.ms(10.0) == wait.ms(8.0) == wait.ms(30.0) == 0.0
+    nothing = PassWait()
+    nothing.observe(10.0, 5.0)
+    assert nothing.ms(10.0) == nothing.pass_ms == 0.0
 
 
 def test_who_is_away_longer_waits_shorter() -> None:
     wait = busy(*[10.0] * 20)
-    rounds = [away + wait.ms(away, PASS_MS) for away in (5.0, 10.0, 20.0, 28.0)]
+    rounds = [away + wait.ms(away) for away in (5.0, 10.0, 20.0, 28.0)]
     assert rounds == pytest.approx([PASS_MS] * 4, rel=0.01), "whole passes, whatever the drafts took"
-    assert 50.0 + wait.ms(50.0, PASS_MS) == pytest.approx(2 * PASS_MS, rel=0.01)
+    assert 50.0 + wait.ms(50.0) == pytest.approx(2 * PASS_MS, rel=0.01)
 
 
 def test_what_was_seen_outweighs_the_arithmetic() -> None:
     """Passes that were missed although there was time for them: the target had begun a short one before."""
     wait = busy(*[10.0] * 5)
     just = 0.7 * PASS_MS
-    before = wait.ms(just, PASS_MS)
+    before = wait.ms(just)
     for _ in range(20):
-        wait.observe(just, 2 * PASS_MS - just, PASS_MS)
-    assert wait.ms(just, PASS_MS) > before + 0.7 * PASS_MS
-    assert wait.ms(just - 2 * BIN * PASS_MS, PASS_MS) < PASS_MS, "no other time away is judged by it"
+        wait.observe(just, 2 * PASS_MS - just)
+    assert wait.ms(just) > before + 0.7 * PASS_MS
+    assert wait.ms(just - 2 * BIN * PASS_MS) < PASS_MS, "no other time away is judged by it"
 
 
 def test_it_follows_a_target_that_idles_again() -> None:
     wait = busy(*[10.0] * 50)
-    assert wait.ms(10.0, PASS_MS) == pytest.approx(30.0, rel=0.01)
+    assert wait.ms(10.0) == pytest.approx(30.0, rel=0.01)
     for _ in range(200):
-        wait.observe(10.0, 0.0, PASS_MS)
-    assert wait.ms(10.0, PASS_MS) < 1.0
+        wait.observe(10.0, 0.0)
+    assert wait.ms(10.0) < 1.0
+
+
+def test_passes_of_other_lengths_are_missed_or_not() -> None:
+    """A time away that fits into the long passes alone misses one more where it meets a short one."""
+    wait = seeing(20.0, 40.0)
+    for _ in range(20):
+        wait.observe(10.0, 20.0)
+    assert wait.pass_ms == pytest.approx(30.0, rel=0.15)
+    assert wait.ms(10.0) == pytest.approx(20.0, rel=0.2), "one of either length"
+    assert wait.ms(30.0) == pytest.approx(10.0, rel=0.2), "two short ones, or one long one"
+    weighted = PassWait()
+    for _ in range(NUM_PASSES // 2):
+        weighted.passed(20.0, 1.0)
+        weighted.passed(40.0, 7.0)
+    assert weighted.pass_ms < 25.0, "seven streams tell of each long pass"

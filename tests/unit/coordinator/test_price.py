@@ -102,12 +102,24 @@ def test_other_streams_are_counted_by_their_rows_and_by_the_wait() -> None:
     assert loaded(1).num_others == 0
     assert loaded(16).num_others == pytest.approx(15)
     assert loaded(16, rows=4, own_rows=4).num_others == pytest.approx(15), "whatever their γ"
-    assert loaded(16, queue_ms=10.0, was_asked=True).num_others == pytest.approx(23), (
-        "half a pass of wait: as many again"
+    assert loaded(16, queue_ms=10.0, was_asked=True).num_others == pytest.approx(31), (
+        "all that wait for the next pass are there when this one ends, however long they have waited"
     )
+    assert loaded(16, queue_ms=0.1, was_asked=True).num_others == pytest.approx(15), "no wait"
     assert loaded(16).taken_per_ms(0.0) == pytest.approx(15 * 1 / 20)
     assert loaded(1).taken_per_ms(0.0) == 0, "alone nothing is taken"
     assert loaded(64).taken_per_ms(20.0) == pytest.approx(0.9 / 20), "a plain row is worth it whatever the estimates"
+
+
+def test_a_crowded_pass_is_told_of_by_each_stream_in_it() -> None:
+    """Passes of 7 streams and of 1 in turn, each of which waits for the other one: 7 others, not more."""
+    load = Load()
+    for _ in range(20):
+        for num_streams in (7, 7, 7, 1, 7, 7, 7, 7):
+            load.observe_passes(1, own_rows=3, batch_rows=3 * num_streams, pass_ms=20.0, queue_ms=10.0, was_asked=True)
+            load.observe_tokens(1, 20.0)
+    assert load.num_others == pytest.approx(7, rel=0.1)
+    assert load.other_rows == pytest.approx(3 * 6 * 7 / 8, rel=0.1), "of a pass that one is in"
 
 
 def report(gamma: int, verify_ms: float, *, rows: int, target: str = "t", queue_ms: float = 0.0) -> RoundReport:
