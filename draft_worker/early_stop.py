@@ -5,12 +5,11 @@ Streams leave to later ones of their tenant what drafts of some confidence are w
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from statistics import median
 
 from outrider.drafting.proposal import Proposal
-from outrider.drafting.ratio_stop import ChainStop, EarlyStop, Judged, Price
+from outrider.drafting.ratio_stop import ChainStop, DraftTime, EarlyStop, Judged, Price
 from outrider.sampling.params import AcceptanceRule, SamplingParams
 
 MAX_SCOPES = 1024
@@ -24,7 +23,8 @@ class StopMemory:
 
     def __init__(self) -> None:
         self._scopes: OrderedDict[Hashable, EarlyStop] = OrderedDict()
-        self._draft_ms: deque[float] = deque(maxlen=16)
+        self.draft_time = DraftTime()
+        """Of a draft of any stream."""
 
     def prior(self, scope: Hashable) -> EarlyStop:
         """Of a tenant, a drafter and a way of accepting drafts."""
@@ -33,14 +33,6 @@ class StopMemory:
         while len(self._scopes) > MAX_SCOPES:
             self._scopes.popitem(last=False)
         return prior
-
-    def drafted(self, ms: float) -> None:
-        """One draft of any stream, its wait for the engine included."""
-        self._draft_ms.append(ms)
-
-    @property
-    def draft_ms(self) -> float:
-        return median(self._draft_ms) if self._draft_ms else 0.0
 
 
 class SessionStop:
@@ -60,7 +52,7 @@ class SessionStop:
 
     def chain(self, drafter: str) -> ChainStop | None:
         """Of the next proposal."""
-        return None if self.price is None else self._of(drafter).chain(self.price, self._memory.draft_ms)
+        return None if self.price is None else self._of(drafter).chain(self.price, self._memory.draft_time.ms)
 
     def has_row(self) -> None:
         """The first row of a proposal."""
@@ -76,7 +68,7 @@ class SessionStop:
 
     def drafted(self, ms: float) -> None:
         """A further draft, and what it took."""
-        self._memory.drafted(ms)
+        self._memory.draft_time.observe(ms)
 
     def proposed(self, prefix_hash: int, drafter: str, chain: ChainStop) -> None:
         """The chain will be judged, if it is verified."""

@@ -22,6 +22,8 @@ NUM_TOKENS, TOKENS_PER_STREAM = 5000, 40
 """Of a simulation: at least so many, and at least so many for each stream."""
 MIN_GAIN = 1.01
 """Less is the noise of a simulation."""
+SAME = 1.005
+"""Between two γ."""
 FLEET_TOKENS_PER_STREAM, MAX_TOKENS = 12, 200_000
 BEGIN_TOKENS = 4
 """Of each stream before anything is counted."""
@@ -34,13 +36,14 @@ MAX_TARGETS_PER_DRAFT, MAX_DRAFTS_PER_TARGET = 16, 8
 @dataclass(frozen=True, slots=True)
 class Speed:
     """The best γ and what a stream gets with it, beside plain decoding at the same load. `draft_load`: share of a draft
-    worker's time that it takes."""
+    worker's time that it takes. `passes_a_round`: of the target, from one verdict of a stream to its next."""
 
     num_streams: int
     gamma: int
     tokens_per_s: float
     plain_tokens_per_s: float
     draft_load: float
+    passes_a_round: float
 
     @property
     def gain(self) -> float:
@@ -78,9 +81,14 @@ class Planner:
         """Of so many streams on one target with a draft worker of its own."""
         if num_streams not in self._speeds:
             outcomes = {gamma: self._play(gamma, num_streams) for gamma in self._gammas(num_streams)}
-            best = max(outcomes, key=lambda gamma: outcomes[gamma].tokens_per_s)
+            most = max(outcome.tokens_per_s for outcome in outcomes.values())
+            # of those that noise does not tell apart the fewest drafts
+            best = next(gamma for gamma in sorted(outcomes) if outcomes[gamma].tokens_per_s * SAME >= most)
             rate, plain_rate = (outcomes[gamma].tokens_per_s / num_streams for gamma in (best, 0))
-            self._speeds[num_streams] = Speed(num_streams, best, rate, plain_rate, outcomes[best].draft_load)
+            chosen = outcomes[best]
+            num_rounds = sum(chosen.rounds.values()) if best else chosen.num_tokens
+            passes = chosen.num_passes * num_streams / num_rounds
+            self._speeds[num_streams] = Speed(num_streams, best, rate, plain_rate, chosen.draft_load, passes)
         return self._speeds[num_streams]
 
     def pays_up_to(self, loads: Sequence[int] = LOADS) -> int | None:

@@ -9,27 +9,25 @@ failures, local guesses, trees, a draft worker's answer that is given up as late
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
 from coordinator.simulator.engine import Clock, Device, Engine, PassCost, Work
 from coordinator.simulator.texts import Text
 from coordinator.simulator.world import World
-from outrider.drafting.ratio_stop import ChainStop, EarlyStop
+from outrider.drafting.ratio_stop import ChainStop, DraftTime, EarlyStop
 
 MODEL = Candidate("model")
 CREDIT_TOKENS = 64
 MAX_PASS_ROWS = 2048
-DRAFT_MS_WINDOW = 16
-"""Proposals over which a draft worker knows what a draft takes."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one simulation: tokens committed in how many ms, by how many rounds of which γ, and how busy workers were."""
+    """Of one simulation: tokens committed in how many ms, by how many rounds of which γ, how busy workers were, and how
+    many passes a target made."""
 
     num_tokens: int
     ms: float
@@ -37,6 +35,7 @@ class Outcome:
     tokens: Counter[int]
     target_load: float
     draft_load: float
+    num_passes: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -106,7 +105,7 @@ class Simulation:
         self._on_round = on_round
         self._rng = random.Random(seed)
         self._stops = EarlyStop()
-        self._draft_ms: deque[float] = deque(maxlen=DRAFT_MS_WINDOW)
+        self._draft_time = DraftTime()
         self._rounds: Counter[int] = Counter()
         self._tokens: Counter[int] = Counter()
         devices = [Device() for _ in range(world.num_targets)]
@@ -139,6 +138,7 @@ class Simulation:
         before, ms = self._counted_tokens(), self.clock.now
         rounds, by_gamma = self._rounds.copy(), self._tokens.copy()
         busy = [engine.busy_ms for engine in (*self._targets, *self._drafts)]
+        num_passes = sum(engine.num_passes for engine in self._targets)
         while self.num_tokens < before + num_tokens:
             self.clock.step()
         elapsed_ms = self.clock.now - ms
@@ -151,6 +151,7 @@ class Simulation:
             self._tokens - by_gamma,
             sum(spent[:num_targets]) / num_targets / elapsed_ms,
             sum(spent[num_targets:]) / len(self._drafts) / elapsed_ms,
+            (sum(engine.num_passes for engine in self._targets) - num_passes) / num_targets,
         )
 
     def read(self, texts: Sequence[Text]) -> None:
@@ -191,7 +192,7 @@ class Simulation:
 
         def done(work: Work) -> None:
             stream.draft_ms, stream.draft_queue_ms = self.clock.now - work.arrived, work.queue_ms
-            self._draft_ms.append(stream.draft_ms / num_passes)
+            self._draft_time.observe(stream.draft_ms / num_passes)
             self.clock.after(stream.draft_rtt_ms / 2, self._ask_target, stream)
 
         stream.draft.submit(Work(1, num_passes, context, done))
@@ -202,7 +203,7 @@ class Simulation:
         stream.chain, stream.num_drafts = None, num_wanted
         if price is None:
             return num_wanted
-        stream.chain = chain = stream.stop.chain(price, median(self._draft_ms) if self._draft_ms else 0.0)
+        stream.chain = chain = stream.stop.chain(price, self._draft_time.ms)
         num_drafts = 0
         while num_drafts < num_wanted and chain.wants_row():
             if not chain.wants_draft(stream.text.confidence(stream.place + num_drafts)):

@@ -24,6 +24,13 @@ from outrider.settings import CoordinatorSettings
 DEFAULT_MIN_SHARE = 0.5
 """Of the speed of one plain stream alone that each stream of a fleet shall have, unless told otherwise."""
 MAX_PLANS = 32
+WAITS = 1.5
+"""Passes a round: in some of them a stream is not."""
+WHY_UNEVEN = (
+    "Passes a round: of the target, from one verdict of a stream to its next. Above 1 others keep the target busy "
+    "while the stream drafts, and drafts that are there before the next pass begins cost it no time: so the best γ is "
+    "one that just fits, it may be larger under load than alone, and it jumps where a round takes one pass more."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -223,19 +230,24 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
         f"worker and {plan['target_rtt_ms']:g} ms to the target; SIMULATED",
         markup=False,
     )
-    names = ("streams a target", "plain", "best γ", "tokens/s", "gain", "co-located: best γ", "tokens/s")
+    names = (
+        "streams a target", "plain", "best γ", "passes a round", "tokens/s", "gain", "co-located: best γ", "tokens/s",
+    )  # fmt: skip
     table = Table(*names, title="tokens/s of a stream", title_justify="left")
     for load in plan["loads"]:
         table.add_row(
             str(load["num_streams"]),
             f"{load['plain_tokens_per_s']:.1f}",
             str(load["gamma"]),
+            f"{load['passes_a_round']:.1f}",
             f"{load['tokens_per_s']:.1f}",
             f"{load['gain']:.2f}",
             str(load["colocated_gamma"]),
             f"{load['colocated_tokens_per_s']:.1f}",
         )
     out.print(table)
+    if any(load["gamma"] and load["passes_a_round"] > WAITS for load in plan["loads"]):
+        out.print(f"  {WHY_UNEVEN}")
     for name, key in (("apart", "pays_up_to_streams"), ("co-located", "colocated_pays_up_to_streams")):
         where = {None: f"at all loads up to {LOADS[-1]} streams a target", 0: "at no load"}.get(
             plan[key], f"up to about {plan[key]} streams a target"
