@@ -100,10 +100,14 @@ class Setting:
 
 @asynccontextmanager
 async def services(
-    draft: str, settings: Sequence[Setting], worker: Mapping[str, Any] | None = None
-) -> AsyncIterator[None]:
+    draft: str,
+    settings: Sequence[Setting],
+    worker: Mapping[str, Any] | None = None,
+    *,
+    target_model: str = TARGET,
+) -> AsyncIterator[tuple[str, str]]:
     """A target, a draft worker with these settings of its own, and a coordinator for each setting, whose client it
-    gets."""
+    gets. The workers' addresses."""
     common = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 2.0, "log_level": "warning"}
     async with AsyncExitStack() as cleanup:
 
@@ -113,7 +117,7 @@ async def services(
             return await child.wait_ready(READY_S)
 
         target, drafter = (
-            await start("target-worker", model=TARGET),
+            await start("target-worker", model=target_model),
             await start("draft-worker", model=draft, **(worker or {})),
         )
         for setting in settings:
@@ -126,7 +130,7 @@ async def services(
             )  # fmt: skip
             setting.client = await cleanup.enter_async_context(Client(coordinator))
             await _see_both(setting.client)
-        yield
+        yield target, drafter
 
 
 async def _see_both(client: Client) -> None:

@@ -66,7 +66,7 @@ def test_rows_that_nothing_was_measured_for_say_so() -> None:
 def test_a_loss_is_found() -> None:
     """The bar is one that a worse controller misses."""
     (figures,) = measure_all([Cell(0.5, 1, "0.9")], 1, 400).values()
-    worse = [type(f)(f.best_gamma, f.best, 0.9 * f.best, f.mean_gamma, f.clairvoyant) for f in figures]
+    worse = [type(f)(f.fixed, 0.9 * f.best, f.mean_gamma, f.clairvoyant) for f in figures]
     row = fixed_row({Cell(0.5, 1, "0.9"): worse})
     assert not row["reached"]
     assert row["worst_loss"] == pytest.approx(0.1)
