@@ -14,6 +14,10 @@ from outrider.errors import Aborted, DeadlineExceeded, OutriderError, Unavailabl
 from outrider.serving.status import STATUS_DETAILS, from_rpc_error
 
 RETRY_DELAY_S = 0.5
+MAX_QUEUED = 1024
+"""Messages that nobody has taken yet; a worker answers what it was asked, and cannot come near."""
+FLOODED = "FLOODED"
+"""The reason of a peer that was lost for more than that."""
 MAX_RESENDS = 3
 """A worker that stays out of step after this many corrections is given up."""
 WORKER_LOST, WORKER_SILENT, WORKER_STOPPED = "WORKER_LOST", "WORKER_SILENT", "WORKER_STOPPED"
@@ -53,6 +57,8 @@ class Peer:
         self._write_lock = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
         self._num_silent_ticks = 0
+        self._has_spoken = False
+        """We have, since the last tick: that says as much as a heartbeat."""
         self._max_silent_ticks = max(2, math.ceil(timeout_s / interval_s - 1e-9))
         self._last_word_at = asyncio.get_running_loop().time()
         self.num_outstanding = 0
@@ -67,6 +73,7 @@ class Peer:
         if self._failure is not None:
             raise self._failure
         self._said_something()
+        self._has_spoken = True
         try:
             async with self._write_lock:
                 await self._call.write(message)
@@ -111,8 +118,13 @@ class Peer:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 self._said_something()
                 content = self._read(message)
-                if not self._is_heartbeat(content):
-                    self._inbox.put_nowait(content)
+                if self._is_heartbeat(content):
+                    continue
+                if self._inbox.qsize() >= MAX_QUEUED:
+                    self._fail(self._gone(f"sent {MAX_QUEUED} messages that nobody waits for", reason=FLOODED))
+                    self._call.cancel()
+                    return
+                self._inbox.put_nowait(content)
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 raise grpc.aio.AioRpcError(
@@ -142,9 +154,10 @@ class Peer:
             if self._num_silent_ticks >= self._max_silent_ticks:
                 self._fail(self._gone(f"has been silent for {self._timeout_s:g} s", reason=WORKER_SILENT))
                 self._call.cancel()
-            elif not self._write_lock.locked():
+            elif not (self._has_spoken or self._write_lock.locked()):
                 # beside the clock, which goes on however long the transport takes; while a write waits, no other is due
                 self._in_background(self._write_heartbeat())
+            self._has_spoken = False
 
     def _in_background(self, writing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(writing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, TypeVar
@@ -50,6 +51,7 @@ class SessionStream(Generic[In, Out]):
         self._handed_over: OutriderError | None = None
         self._num_working = 0
         self._last_heard = self._working_since = self._loop.time()
+        self._last_sent = -math.inf
         self._timer = self._loop.call_later(self._heartbeat_s, self._tick)
 
     @property
@@ -80,6 +82,7 @@ class SessionStream(Generic[In, Out]):
         if len(self._outgoing) >= MAX_QUEUED:
             self.fail(ResourceExhausted(f"{MAX_QUEUED} messages wait for a peer that does not read"))
             return
+        self._last_sent = self._loop.time()
         self._outgoing.append(message)
         self._outgoing_changed.set()
 
@@ -148,9 +151,13 @@ class SessionStream(Generic[In, Out]):
         now = self._loop.time()
         # While this process was too busy to listen, the peer's silence proves nothing.
         self._last_heard += max(0.0, now - self._timer.when() - self._heartbeat_s)
-        self._timer = self._loop.call_later(self._heartbeat_s, self._tick)
-        if self._num_working and not self._outgoing:
-            self.send(self._heartbeat)
+        # what was sent says as much as a heartbeat: the next is due an interval after it
+        due = self._last_sent + self._heartbeat_s
+        if due <= now:
+            due = now + self._heartbeat_s
+            if self._num_working and not self._outgoing:
+                self.send(self._heartbeat)
+        self._timer = self._loop.call_at(due, self._tick)
         if self._idle_lease_s is not None and now - self._last_heard > self._idle_lease_s:
             text = f"no message for {self._idle_lease_s:g} s: the session was freed, open it again"
             self.fail(Aborted(text, reason="SESSION_LOST"))
