@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network soak clean
+.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload soak clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -88,6 +88,10 @@ bench-gamma: setup  ## the chosen γ against the best fixed one, in simulation a
 
 bench-network: setup  ## texts and speed between network namespaces with delay and loss (root and netem)
 	$(BIN)/python -m pytest -q -s -rs tests/faults/test_real_network.py
+
+# PLACES=, QUEUE=, SECONDS=, RETRY_S=, STREAMS=, PARTS= and more: see the script.
+bench-overload: setup  ## ten times more clients than places, and 2,000 streams at once, over toy models; JSON last
+	$(BIN)/python tests/benchmarks/overload.py
 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py

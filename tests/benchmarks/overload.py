@@ -132,7 +132,7 @@ async def closed_loop(
 ) -> tuple[Tally, Memory]:
     """So many clients, each with one request at a time, over a few connections."""
     tally, memory, end = Tally(), Memory(stack), time.perf_counter() + seconds
-    channels = [Client(stack.address) for _ in range(NUM_CHANNELS)]
+    channels = [Client(stack.address, resume=None) for _ in range(NUM_CHANNELS)]
     watching = asyncio.create_task(memory.watch(channels[0]))
 
     async def client(index: int) -> None:
@@ -180,7 +180,7 @@ async def ask(client: Client, prompt: list[int], max_tokens: int, tally: Tally) 
 
 async def streams() -> dict[str, Any]:
     num_streams, max_tokens = number("STREAMS", 2000), number("STREAMS_MAX_TOKENS", 64)
-    toy, draft = toys(real("STREAMS_PASS_MS", 2000.0))
+    toy, draft = toys(real("STREAMS_PASS_MS", 500.0))
     shared = {"log_level": "warning", "heartbeat_ms": 500}
     coordinator = {"max_running_requests": num_streams, "peer_timeout_s": 30.0}
     workers = {"max_batch_tokens": max(512, num_streams), "max_waiting_sessions": num_streams}
@@ -188,7 +188,7 @@ async def streams() -> dict[str, Any]:
         toy, draft, shared=shared, coordinator=coordinator, target_worker=workers, draft_worker=workers
     ) as stack:
         model, rng = ToyModel(parse_toy(toy)), random.Random(0)
-        channels = [Client(stack.address) for _ in range(NUM_CHANNELS)]
+        channels = [Client(stack.address, resume=None) for _ in range(NUM_CHANNELS)]
         warm = Tally()
         await asyncio.gather(*(ask(channel, [1, 2], max_tokens, warm) for channel in channels))
         before, tally, memory = stack.resident_bytes(), Tally(), Memory(stack)
