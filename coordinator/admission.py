@@ -78,6 +78,8 @@ class Admission:
         self.num_waiting = 0
         self.num_lingering = 0
         """Requests whose texts are complete, while their clients still read."""
+        self.num_paused = 0
+        """Streams of those that run that wait until their clients have read."""
 
     @contextlib.contextmanager
     def arriving(self, tenant: str = "") -> Iterator[None]:
@@ -137,6 +139,10 @@ class Admission:
             ticket.lingers = True
             self.num_lingering += 1
             self._free(ticket)
+
+    def pause(self, num_streams: int) -> None:
+        """So many more streams wait for their clients; they keep their places. Below 0: so many wait no more."""
+        self.num_paused += num_streams
 
     def leave(self, ticket: Ticket) -> None:
         """The request has ended, or gave up waiting. Harmless when repeated."""

@@ -80,6 +80,7 @@ class Generation:
                 self._settings.emit_buffer_chunks,
                 max_pause_s=self._settings.max_client_pause_s,
                 on_end=partial(self._admission.finish, ticket),
+                on_pause=self._admission.pause,
             )
             async with asyncio.timeout_at(deadline):
                 await self.hand_over.unless_begun(ticket.admitted)

@@ -54,6 +54,7 @@ class Places(Protocol):
 
     num_running: int
     num_waiting: int
+    num_paused: int
 
 
 class CoordinatorMetrics:
@@ -93,7 +94,8 @@ class CoordinatorMetrics:
         return self._models[name]
 
     def _streams(self) -> Iterator[Metric]:
-        for state, number in (("running", self._places.num_running), ("waiting", self._places.num_waiting)):
+        for state in ("running", "waiting", "paused"):
+            number = getattr(self._places, f"num_{state}")
             gauge = GaugeMetricFamily(
                 f"{PREFIX}num_requests_{state}", f"Streams {state}, a choice each.", labels=["role"]
             )

@@ -16,13 +16,20 @@ class Outbox:
     """One request's events, all its streams' merged in order."""
 
     def __init__(
-        self, room_chunks: int, *, max_pause_s: float | None = None, on_end: Callable[[], object] = lambda: None
+        self,
+        room_chunks: int,
+        *,
+        max_pause_s: float | None = None,
+        on_end: Callable[[], object] = lambda: None,
+        on_pause: Callable[[int], object] = lambda change: None,
     ) -> None:
         """max_pause_s: a client that takes nothing for so long has its request ended; None: never. on_end: called once
-        all streams have left, which may be long before their client has read everything."""
+        all streams have left, which may be long before their client has read everything. on_pause: told 1 for a stream
+        that waits for its client, -1 when it does no more."""
         self._room_chunks = room_chunks
         self._max_pause_s = max_pause_s
         self._on_end = on_end
+        self._on_pause = on_pause
         self._events: deque[ServerEvent] = deque()
         self._waiting_chunks: dict[int, int] = {}
         self._changed = asyncio.Event()
@@ -79,6 +86,7 @@ class Outbox:
         """Chunks that this stream may put; waits until there is one. Raises Aborted when the client does not read."""
         while (room := self._room_chunks - self._waiting_chunks[index]) <= 0 and self._handed_over is None:
             self._taken.clear()
+            self._on_pause(1)
             try:
                 async with asyncio.timeout(self._max_pause_s):
                     await self._taken.wait()
@@ -88,6 +96,8 @@ class Outbox:
                     reason="CLIENT_STALLED",
                     retry_delay_s=0.0,
                 ) from None
+            finally:
+                self._on_pause(-1)
         if self._handed_over is not None:
             raise self._handed_over
         return room

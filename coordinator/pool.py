@@ -131,7 +131,7 @@ class SessionPool:
         call = wire.target_call(worker.channel, self._timeout_s(stream))
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
         link = TargetLink(peer, worker.address, stream.log, FeatureRelay(), "")
-        return self._enlist(link, worker, self._promised_blocks(stream, worker))
+        return self._enlist(link, worker)  # its blocks are as good as others': they are promised to no stream that runs
 
     def next_change(self) -> asyncio.Event:
         """Set once the health of any worker may have changed."""

@@ -53,6 +53,9 @@ class ServerSettings(_Settings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
     reflection: bool = Field(True, description="Serve gRPC reflection, for grpcurl.")
+    max_concurrent_calls: int = Field(
+        8192, ge=1, description="Calls at once, those that are being refused among them; more are not even read."
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
     )

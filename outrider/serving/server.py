@@ -79,7 +79,9 @@ class Server:
         self._no_streams = asyncio.Event()
         self._no_streams.set()
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=server_options(settings))
+        self._server = grpc.aio.server(
+            options=server_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_calls
+        )
         for service in services:
             handlers = {method.name: self._handler(method) for method in service.methods}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))

@@ -26,7 +26,7 @@ def exported() -> dict[str, set[str]]:
     """Sample names of all roles, with the labels that each has."""
     coordinator = new_registry("coordinator")
     fleet = SimpleNamespace(workers=lambda: (), health=lambda worker: (True, ""))
-    metrics = CoordinatorMetrics(coordinator, SimpleNamespace(num_running=0, num_waiting=0), fleet)
+    metrics = CoordinatorMetrics(coordinator, SimpleNamespace(num_running=0, num_waiting=0, num_paused=0), fleet)
     metrics._model("m")
     worker = new_registry("target-worker")
     stats = EngineStats(**dict.fromkeys(EngineStats.__annotations__, 0))

@@ -235,6 +235,24 @@ async def test_a_complete_text_holds_no_place_while_its_client_reads() -> None:
         await until(lambda: _is(running(other), (0, 0)))
 
 
+async def test_more_calls_than_may_be_at_once_are_not_even_read() -> None:
+    async with in_process_stack(TOY, coordinator={"max_concurrent_calls": 2, "emit_buffer_chunks": 2}) as stack:
+        clients = [outrider.Client(stack.address, resume=None) for _ in range(3)]
+        async with unread(clients[0], max_tokens=3000), unread(clients[1], max_tokens=3000):
+            with pytest.raises(ResourceExhausted):
+                await clients[2].complete(PROMPT, max_tokens=2)
+        await until(lambda: _answers(clients[2]))
+        for client in clients:
+            await client.close()
+
+
+async def _answers(client: outrider.Client) -> bool:
+    try:
+        return bool(await client.complete(PROMPT, max_tokens=2))
+    except ResourceExhausted:
+        return False
+
+
 async def _is(told: Any, wanted: Any) -> bool:
     return await told == wanted
 
