@@ -80,6 +80,7 @@ class TargetLink:
         self._prompt_logprobs: list[wire.SealedPromptLogprobs] = []
         self._owes_prompt_logprobs = False
         self._early: Verdict | None = None
+        self._is_getting_ready = False
         self._ingested_length = 0
 
     async def open(self, opening: TargetOpening) -> Timed:
@@ -106,8 +107,8 @@ class TargetLink:
 
     @property
     def was_asked(self) -> bool:
-        """Whether the worker was computing something of the stream when it was lost."""
-        return self._peer.was_asked or self._next is not None
+        """Whether the worker was computing something of the stream when it was lost, and not waiting with it."""
+        return (self._peer.was_asked and not self._is_getting_ready) or self._next is not None
 
     @property
     def unheard_s(self) -> float:
@@ -224,13 +225,15 @@ class TargetLink:
 
     async def _ready(self) -> None:
         """Waits until the worker stands where it was told to. One of an older version gives a token at once instead."""
+        self._is_getting_ready = True
         try:
             while not isinstance(message := await self._peer.receive(), wire.Ready):
                 if isinstance(message, wire.Lagging):
                     raise self._lost(f"is at another text ({message.header})")
                 if isinstance(message, Verdict):
                     self._early = message
-                    return
+                    break
+            self._is_getting_ready = False
         finally:
             self._peer.num_outstanding = 0
 

@@ -62,7 +62,11 @@ async def test_streams_go_on_plain_when_the_draft_worker_is_killed():
 
 @pytest.mark.slow
 async def test_a_killed_target_is_an_error_and_never_the_end_of_a_text():
-    async with local_stack(TARGET, DRAFT) as stack, outrider.Client(stack.address, resume=None) as client:
+    quick = {"target_wait_s": 0.5}
+    async with (
+        local_stack(TARGET, DRAFT, coordinator=quick) as stack,
+        outrider.Client(stack.address, resume=None) as client,
+    ):
         reached = asyncio.Event()
         running = asyncio.create_task(tokens(client, [1, 2], reached, temperature=0.0, max_tokens=400))
         await asyncio.wait_for(reached.wait(), 60)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,9 +16,11 @@ from test_coordinator_generate import no_sessions
 import draft_worker.server as draft_server
 import target_worker.server as target_server
 from coordinator import drafting
+from coordinator.peer import Peer
 from outrider import results
 from outrider.client import Client
 from outrider.errors import OutriderError
+from outrider.lm.toy import ToyModel
 from outrider.settings import CoordinatorSettings, DraftWorkerSettings
 from outrider.v1 import common_pb2, draft_pb2, worker_pb2, worker_pb2_grpc
 
@@ -343,3 +346,27 @@ async def test_workers_that_register_themselves_serve_drain_and_are_forgotten() 
             await fleet.RegisterWorker(worker_pb2.RegisterWorkerRequest(address="127.0.0.1:1"))
         assert nameless.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await server.close()
+
+
+async def test_a_worker_in_a_long_pass_goes_on_saying_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop answers while its engine computes, so that however long that takes it is not silent."""
+    release, real_forward, real_said = threading.Event(), ToyModel.forward, Peer._said_something
+    num_words = 0
+
+    def forward(model: ToyModel, batch: Any) -> Any:
+        release.wait(60)
+        return real_forward(model, batch)
+
+    def said_something(peer: Peer) -> None:
+        nonlocal num_words
+        num_words += 1
+        if num_words == 12:
+            release.set()
+        real_said(peer)
+
+    monkeypatch.setattr(ToyModel, "forward", forward)
+    monkeypatch.setattr(Peer, "_said_something", said_something)
+    async with in_process_stack(TARGET, None, worker={"heartbeat_ms": 20}) as stack, Client(stack.address) as client:
+        answer = await client.complete("ABC", temperature=0, max_tokens=3, num_speculative_tokens=0)
+        assert len(answer.token_ids) == 3
+    assert num_words >= 12, "INCONCLUSIVE: nothing was heard in the pass"
