@@ -52,7 +52,8 @@ class SessionStream(Generic[In, Out]):
         self._num_working = 0
         self._last_heard = self._working_since = self._loop.time()
         self._last_sent = -math.inf
-        self._timer = self._loop.call_later(self._heartbeat_s, self._tick)
+        self._due = self._last_heard + self._heartbeat_s
+        self._timer = self._loop.call_at(self._due, self._tick)
 
     @property
     def num_queued(self) -> int:
@@ -150,14 +151,14 @@ class SessionStream(Generic[In, Out]):
     def _tick(self) -> None:
         now = self._loop.time()
         # While this process was too busy to listen, the peer's silence proves nothing.
-        self._last_heard += max(0.0, now - self._timer.when() - self._heartbeat_s)
+        self._last_heard += max(0.0, now - self._due - self._heartbeat_s)
         # what was sent says as much as a heartbeat: the next is due an interval after it
-        due = self._last_sent + self._heartbeat_s
-        if due <= now:
-            due = now + self._heartbeat_s
+        self._due = self._last_sent + self._heartbeat_s
+        if self._due <= now:
+            self._due = now + self._heartbeat_s
             if self._num_working and not self._outgoing:
                 self.send(self._heartbeat)
-        self._timer = self._loop.call_at(due, self._tick)
+        self._timer = self._loop.call_at(self._due, self._tick)
         if self._idle_lease_s is not None and now - self._last_heard > self._idle_lease_s:
             text = f"no message for {self._idle_lease_s:g} s: the session was freed, open it again"
             self.fail(Aborted(text, reason="SESSION_LOST"))

@@ -20,7 +20,9 @@ STREAMS_PASS_MS. PARTS: overload, streams, or both.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -67,11 +69,23 @@ class Memory:
     samples: list[dict[str, int]] = field(default_factory=list)
     most_running: int = 0
 
-    async def watch(self, client: Client) -> None:
-        while True:
-            self.samples.append(self.stack.resident_bytes())
+    async def watch(self) -> None:
+        """Memory by its own clock, whenever the coordinator answers."""
+        asking: asyncio.Task[None] | None = None
+        async with Client(self.stack.address) as client:
+            try:
+                while True:
+                    self.samples.append(self.stack.resident_bytes())
+                    if asking is None or asking.done():
+                        asking = asyncio.create_task(self._ask(client))
+                    await asyncio.sleep(SAMPLE_S)
+            finally:
+                if asking is not None:
+                    asking.cancel()
+
+    async def _ask(self, client: Client) -> None:
+        with contextlib.suppress(OutriderError):
             self.most_running = max(self.most_running, (await client.server_info()).num_requests_running)
-            await asyncio.sleep(SAMPLE_S)
 
     def growth_mb(self) -> dict[str, float]:
         """From the first quarter of the time to the last."""
@@ -101,7 +115,7 @@ async def overload() -> dict[str, Any]:
     capacity = places + queue
     toy, draft = toys(real("PASS_MS", 30.0))
     settings = {"max_running_requests": places, "max_waiting_requests": queue}
-    async with local_stack(toy, draft, coordinator=settings, shared={"log_level": "warning"}) as stack:
+    async with local_stack(toy, draft, coordinator=settings, shared={"log_level": "warning"}, on_line=show) as stack:
         model = ToyModel(parse_toy(toy))
         await closed_loop(stack, capacity, real("UNLOADED_SECONDS", 20.0) / 4, max_tokens, retry_s)  # warms up
         calm, _ = await closed_loop(stack, capacity, real("UNLOADED_SECONDS", 20.0), max_tokens, retry_s)
@@ -133,7 +147,7 @@ async def closed_loop(
     """So many clients, each with one request at a time, over a few connections."""
     tally, memory, end = Tally(), Memory(stack), time.perf_counter() + seconds
     channels = [Client(stack.address, resume=None) for _ in range(NUM_CHANNELS)]
-    watching = asyncio.create_task(memory.watch(channels[0]))
+    watching = asyncio.create_task(memory.watch())
 
     async def client(index: int) -> None:
         rng = random.Random(index)
@@ -185,14 +199,14 @@ async def streams() -> dict[str, Any]:
     coordinator = {"max_running_requests": num_streams, "peer_timeout_s": 30.0}
     workers = {"max_batch_tokens": max(512, num_streams), "max_waiting_sessions": num_streams}
     async with local_stack(
-        toy, draft, shared=shared, coordinator=coordinator, target_worker=workers, draft_worker=workers
+        toy, draft, shared=shared, coordinator=coordinator, target_worker=workers, draft_worker=workers, on_line=show
     ) as stack:
         model, rng = ToyModel(parse_toy(toy)), random.Random(0)
         channels = [Client(stack.address, resume=None) for _ in range(NUM_CHANNELS)]
         warm = Tally()
         await asyncio.gather(*(ask(channel, [1, 2], max_tokens, warm) for channel in channels))
         before, tally, memory = stack.resident_bytes(), Tally(), Memory(stack)
-        watching = asyncio.create_task(memory.watch(channels[0]))
+        watching = asyncio.create_task(memory.watch())
         started = time.perf_counter()
         prompts = [[rng.randrange(VOCAB) for _ in range(8)] for _ in range(num_streams)]
         await asyncio.gather(
@@ -217,6 +231,11 @@ async def streams() -> dict[str, Any]:
         "wrong": tally.num_wrong(model),
         "failures": dict(tally.failures),
     }
+
+
+def show(role: str, line: str) -> None:
+    """What a process has to say."""
+    print(f"{role}: {line}", file=sys.stderr, flush=True)
 
 
 def toys(pass_ms: float) -> tuple[str, str]:

@@ -179,3 +179,37 @@ async def test_a_silent_stream_is_handed_over_at_once():
     with pytest.raises(Aborted, match="elsewhere"):
         async with asyncio.timeout(10):
             await collect(stream, messages(then_silence=True), echo)
+
+
+async def test_what_was_sent_says_as_much_as_a_heartbeat():
+    stream = SessionStream(heartbeat=BEAT, heartbeat_ms=60_000)
+    outgoing = stream.outgoing()
+    with stream.working():
+        stream.send(Message("a"))
+        assert (await anext(outgoing)).kind == "a"
+        stream._tick()
+        assert stream.num_queued == 0, "none is due"
+        stream._last_sent -= 61
+        stream._tick()
+        assert (await anext(outgoing)).kind == "heartbeat"
+    stream.close()
+
+
+def test_heartbeats_come_on_the_services_event_loop_too():
+    """Which knows no time of a timer that is due at once."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def beats():
+        stream, faults = new_stream(), []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        outgoing, kinds = stream.outgoing(), []
+        with stream.working():
+            while kinds.count("heartbeat") < 5:
+                stream._last_sent = stream._loop.time() - 0.0099999
+                stream._timer.cancel()
+                stream._tick()
+                kinds.append((await anext(outgoing)).kind)
+        stream.close()
+        return faults
+
+    assert uvloop.run(beats()) == []
