@@ -59,7 +59,8 @@ class ResumingCall:
             async with self._endpoints.connection(tried) as connection:
                 call = self._call(connection, progress)
                 try:
-                    async for response in call:
+                    # not `async for`: left early, it keeps call and connection for the garbage collector
+                    while (response := await call.read()) is not grpc.aio.EOF:
                         self._endpoints.answered(connection)
                         had_begun = True
                         event = read_event(response)
@@ -117,7 +118,8 @@ class ResumingCall:
             self._endpoints.failed(connection)
         if mends is Mend.ELSEWHERE and len(tried) >= len(self._endpoints):
             raise error
-        progress.lost()
+        if had_begun:
+            progress.lost()
         wait_s = losses.wait_s(error, had_begun=had_begun)
         if len(tried) >= len(self._endpoints):
             tried.clear()
