@@ -97,8 +97,8 @@ class Scaling(_Model):
     window_s: float = Field(60.0, gt=0, description="Draft wait and acceptance are those of the last so many seconds.")
     up_delay_s: float = Field(15.0, ge=0, description="Need must last this long before workers are added.")
     down_delay_s: float = Field(300.0, ge=0, description="Need must be lower this long before one worker is drained.")
-    max_usage: float = Field(0.85, gt=0, le=1, description="Share of the cache in use from which a pool grows.")
-    min_usage: float = Field(0.5, gt=0, le=1, description="A pool shrinks while the rest stays below this share.")
+    max_usage: float = Field(0.85, gt=0, le=1, description="A pool grows when so much of its room is taken.")
+    min_usage: float = Field(0.5, gt=0, le=1, description="A pool shrinks while no more than this would be taken.")
     max_draft_wait: float = Field(
         0.1, gt=0, lt=1, description="Share of a round that waiting for draft workers may take before these grow."
     )

@@ -59,6 +59,7 @@ class Controller:
         self._say = say
         self._clock = clock
         self._window = LoadWindow(fleet.scaling.window_s)
+        self._scales = any(pool.scales for pool in fleet.pools)
         self._scalers = {pool.name: PoolScaler(pool, fleet.scaling, len(workers.workers(pool))) for pool in fleet.pools}
         self._leaving: dict[str, float] = {}
         """When a worker was first asked to drain."""
@@ -82,7 +83,7 @@ class Controller:
     async def step(self) -> None:
         """Looks once, and acts."""
         lost = await asyncio.to_thread(self._workers.look)
-        told, faults = await self._ask()
+        told, faults = await self._ask() if self._scales else ({}, [])
         now = self._clock()
         self._say_once("coordinators", f"no answer from {'; '.join(faults)}" if faults else "")
         if told:

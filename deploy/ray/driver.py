@@ -77,12 +77,10 @@ def _connect(file: Path, address: str) -> Fleet:
     fleet = load_fleet(file)
     try:
         ray.init(address=address, namespace=fleet.namespace)
-    except ConnectionError as error:
-        raise Unavailable(f"no Ray cluster at {address!r}: start one with `ray start --head` ({error})") from error
-    except AuthenticationError as error:
+    except (ConnectionError, AuthenticationError) as error:
         raise Unavailable(
-            f"the Ray cluster at {address!r} refuses this token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
-            f"cluster's ({error})"
+            f"no Ray cluster at {address!r} that takes us: start one with `ray start --head`, or give its token, "
+            f"in RAY_AUTH_TOKEN or ~/.ray/auth_token ({error})"
         ) from error
     return fleet
 

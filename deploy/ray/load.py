@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from outrider.results import DraftRounds, ServerInfo, Worker
+from outrider.results import Capacity, DraftRounds, ServerInfo, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class Load:
     """Of the workers of a pool that serve, all coordinators' streams together.
 
     num_waiting: streams that wait for a place on them; of targets, also those that wait in a coordinator. num_sessions:
-    streams that have one. usage: share of the cache that these hold, 0 to 1. Of the last rounds that asked the pool for
+    streams that have one. usage: share of their room that these take, 0 to 1: cache blocks held, blocks promised, or
+    rows of a pass, whichever is scarcest. Of the last rounds that asked the pool for
     drafts, None where none did: draft_wait is the share of their time that they waited for a worker's turn, or for
     drafts that did not come; accepted_drafts how many of its drafts were accepted, a round.
     """
@@ -72,20 +73,27 @@ class LoadWindow:
         if role == "target":
             num_all = sum(w.capacity.num_sessions for w in self._workers.values() if w.role == "target")
             num_waiting += round(self._num_waiting * (num_open / num_all if num_all else 1.0))
-        num_blocks = sum(worker.capacity.num_blocks for worker in own)
-        num_free = sum(worker.capacity.num_free_blocks for worker in own)
         rounds = [more for _, address, more in self._rounds if address in addresses]
         num_rounds = sum(more.num_rounds for more in rounds)
         return Load(
             num_serving=len(own),
             num_waiting=num_waiting,
             num_sessions=num_open - sum(worker.capacity.num_waiting for worker in own),
-            usage=1 - num_free / num_blocks if num_blocks else 0.0,
-            draft_wait=sum(m.wait_ms for m in rounds) / max(1e-9, sum(m.round_ms for m in rounds))
-            if num_rounds
-            else None,
+            usage=_usage([worker.capacity for worker in own]),
+            draft_wait=_share(sum(m.wait_ms for m in rounds), sum(m.round_ms for m in rounds)) if num_rounds else None,
             accepted_drafts=sum(m.num_accepted_draft_tokens for m in rounds) / num_rounds if num_rounds else None,
         )
+
+
+def _usage(capacities: Sequence[Capacity]) -> float:
+    held = sum(c.num_blocks - c.num_free_blocks for c in capacities), sum(c.num_blocks for c in capacities)
+    promised = sum(c.num_promised_blocks for c in capacities), sum(c.max_promised_blocks for c in capacities)
+    rows = sum(c.num_sessions - c.num_waiting for c in capacities), sum(c.max_batch_tokens for c in capacities)
+    return max(_share(*held), _share(*promised), _share(*rows))
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole else 0.0
 
 
 def _more(now: DraftRounds, before: DraftRounds) -> DraftRounds:

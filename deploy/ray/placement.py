@@ -50,5 +50,8 @@ def explain(pool: Pool, nodes: Sequence[Mapping[str, Any]], available: Mapping[s
             return f"{resource}: {amount:g} needed on one node, the largest matching node has {largest:g}"
     if not any(all(node["Resources"].get(r, 0.0) >= a for r, a in demands(pool).items()) for node in matching):
         return f"no matching node has all at once: {', '.join(f'{r} {a:g}' for r, a in demands(pool).items())}"
-    wanted = ", ".join(f"{r}: {a:g} needed, {available.get(r, 0.0):g} free" for r, a in demands(pool).items())
-    return f"the matching nodes are full or slow to answer ({wanted or 'nothing demanded'} in the whole cluster)"
+    lacking = {r: a for r, a in demands(pool).items() if available.get(r, 0.0) < a}
+    if not lacking:
+        return "the matching nodes are full or slow to answer, though the cluster as a whole has enough"
+    told = ", ".join(f"{r}: {a:g} needed, {available.get(r, 0.0):g} free" for r, a in lacking.items())
+    return f"the matching nodes are full ({told} in the whole cluster)"

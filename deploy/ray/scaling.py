@@ -27,7 +27,7 @@ def need(role: str, load: Load, scaling: Scaling) -> tuple[int, str]:
         per_worker = max(1.0, load.num_sessions / num)
         crowded = math.ceil((load.num_sessions + load.num_waiting) / per_worker)
         grown.append((max(num + 1, crowded), f"streams waiting for a place: {load.num_waiting}"))
-    in_use = f"{100 * load.usage:.0f}% of the cache is used"
+    in_use = f"{100 * load.usage:.0f}% of their room is taken"
     grown.append((_at_share(load.usage, num, scaling.max_usage), in_use))
     enough, why = max(1, _at_share(load.usage, num, scaling.min_usage)), in_use
     if role == "draft" and load.draft_wait is not None:

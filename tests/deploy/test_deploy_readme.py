@@ -31,7 +31,7 @@ def commands(*start: str) -> list[list[str]]:
 
 def test_every_command_is_of_a_kind_that_is_checked_here() -> None:
     known = {"docker build", "docker compose", "kubectl apply", "kubectl label", "kubectl -n", "kind load"}
-    known |= {"outrider generate", "outrider coordinator", "python -m", "ray start", "curl -s"}
+    known |= {"outrider generate", "outrider coordinator", "outrider ray", "ray start", "ray job", "curl -s"}
     assert {" ".join(command[:2]) for command in COMMANDS} == known
 
 
@@ -74,3 +74,19 @@ def test_flags_are_the_programs_own(command: str) -> None:
     flags = [word for word in arguments if word.startswith("--")]
     assert flags
     assert all(flag in shown for flag in flags)
+
+
+def test_ray_is_given_a_fleet_file_that_loads_by_a_command_that_is_there() -> None:
+    pytest.importorskip("ray")
+    from ray.dashboard.modules.job.cli import submit
+
+    from deploy.ray.config import load_fleet
+
+    ((verb, file),) = commands("outrider", "ray")
+    assert load_fleet(ROOT / file).pools
+    ((*flags, separator, program, group, job_verb, job_file),) = commands("ray", "job", "submit")
+    assert (separator, program, group, job_verb, job_file) == ("--", "outrider", "ray", verb, file)
+    known = {option for parameter in submit.params for option in parameter.opts}
+    assert {flag for flag in flags if flag.startswith("--")} <= known
+    shown = typer.testing.CliRunner().invoke(app, ["ray", verb, "--help"], env={"COLUMNS": "200"}).output
+    assert all(flag in shown for flag in ("--detach", "--address"))

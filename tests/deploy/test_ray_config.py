@@ -125,4 +125,6 @@ def test_what_no_node_has_at_once_is_told() -> None:
 def test_full_nodes_are_told_apart_from_small_ones() -> None:
     node = {"Alive": True, "Labels": {}, "Resources": {"CPU": 8.0, "GPU": 1.0}}
     pool = Pool(name="t", role="target", num_gpus=1)
-    assert "GPU: 1 needed, 0.5 free" in explain(pool, [node], {"CPU": 8.0, "GPU": 0.5})
+    full = "the matching nodes are full (GPU: 1 needed, 0.5 free in the whole cluster)"
+    assert explain(pool, [node], {"CPU": 8.0, "GPU": 0.5}) == full
+    assert "the cluster as a whole has enough" in explain(pool, [node], {"CPU": 8.0, "GPU": 1.0})

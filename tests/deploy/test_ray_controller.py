@@ -124,7 +124,7 @@ async def test_a_pool_grows_by_what_waits_and_shrinks_by_draining() -> None:
     await rig.settle()
     assert [worker.name for worker in rig.fake.workers()] == ["t-0"], "one stays, however idle"
     assert rig.said[-4:] == [
-        "t: 2 -> 1 workers: 10% of the cache is used",
+        "t: 2 -> 1 workers: 10% of their room is taken",
         "t-1 drains",
         "t-2 has ended",
         "t-1 has ended",

@@ -44,7 +44,7 @@ roles = st.sampled_from(["draft", "target"])
 @pytest.mark.parametrize(
     ("role", "load", "wanted", "why"),
     [
-        ("target", Load(2, num_sessions=8, usage=0.7), 2, "70% of the cache"),
+        ("target", Load(2, num_sessions=8, usage=0.7), 2, "70% of their room"),
         ("target", Load(2, num_waiting=1, num_sessions=8, usage=1.0), 3, "waiting for a place: 1"),
         ("target", Load(2, num_waiting=12, num_sessions=8, usage=1.0), 4, "waiting for a place: 12"),  # at most twice
         (
@@ -53,9 +53,9 @@ roles = st.sampled_from(["draft", "target"])
             7,
             "waiting for a place: 5",
         ),  # 2 a worker, 13 in all
-        ("target", Load(2, num_sessions=8, usage=0.95), 3, "95% of the cache"),
-        ("target", Load(4, num_sessions=4, usage=0.2), 2, "20% of the cache"),
-        ("target", Load(1), 1, "0% of the cache"),
+        ("target", Load(2, num_sessions=8, usage=0.95), 3, "95% of their room"),
+        ("target", Load(4, num_sessions=4, usage=0.2), 2, "20% of their room"),
+        ("target", Load(1), 1, "0% of their room"),
         ("draft", Load(2, num_sessions=8, usage=0.2, draft_wait=0.05, accepted_drafts=2.0), 2, "5% of their time"),
         ("draft", Load(2, num_sessions=8, usage=0.2, draft_wait=0.15, accepted_drafts=2.0), 3, "15% of their time"),
         ("draft", Load(2, num_sessions=8, usage=0.2, draft_wait=0.9, accepted_drafts=2.0), 4, "90% of their time"),
@@ -129,7 +129,7 @@ def test_need_must_last_before_anything_changes() -> None:
     assert scaler.read(40, crowded) == 4, "two serve, the others have not come yet"
     # less is needed at once, one worker a time
     assert [scaler.read(t, idle) for t in (41, 90, 100, 101, 130, 189, 190, 191)] == [4, 4, 4, 3, 3, 3, 2, 2]
-    assert scaler.reason == "10% of the cache is used"
+    assert scaler.reason == "10% of their room is taken"
 
 
 def test_a_gap_in_what_is_known_begins_anew() -> None:
@@ -188,6 +188,23 @@ def test_load_is_that_of_all_coordinators_streams() -> None:
     assert window.load("target", {"t:1"}) == Load(1, num_waiting=2 + 3, num_sessions=4, usage=1.0)
     assert window.load("target", {"gone:1"}).num_serving == 0
     assert window.num_sessions("t:1") == 6
+
+
+@pytest.mark.parametrize(
+    ("taken", "usage"),
+    [
+        ({"num_free_blocks": 4}, 0.6),
+        ({"num_promised_blocks": 14, "max_promised_blocks": 20}, 0.7),
+        ({"num_promised_blocks": 14, "max_promised_blocks": 20, "num_free_blocks": 1}, 0.9),
+        ({"num_sessions": 8, "num_waiting": 4, "max_batch_tokens": 8}, 0.5),
+        ({"num_promised_blocks": 30, "max_promised_blocks": 20}, 1.0),
+        ({}, 0.0),
+    ],
+)
+def test_usage_is_that_of_what_is_scarcest(taken: dict[str, int], usage: float) -> None:
+    window = LoadWindow(60)
+    window.add(0, {"a": told(told_worker("t:1", **taken))})
+    assert window.load("target", {"t:1"}).usage == pytest.approx(usage)
 
 
 def test_draft_wait_and_acceptance_are_those_of_the_window() -> None:

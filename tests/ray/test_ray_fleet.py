@@ -327,7 +327,7 @@ def nothing_of(statuses: Mapping[str, WorkerStatus]) -> None:
 async def test_outrider_ray_up_places_keeps_and_drains(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(
-        f'coordinators = ["127.0.0.1:1"]\n[[pools]]\nname = "other"\nrole = "target"\nnum_cpus = 0\n'
+        f'coordinators = ["127.0.0.1:1"]\n[[pools]]\nname = "other"\nrole = "target"\nnum_cpus = 0\nmax_replicas = 2\n'
         f'settings = {{ model = "{TOY}" }}\n'
     )
     address = ray.get_runtime_context().gcs_address
