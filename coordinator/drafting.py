@@ -13,7 +13,7 @@ from coordinator.draft_link import DraftLate, DraftLink
 from coordinator.fleet.standing import QUARANTINED, Conduct
 from coordinator.gamma.median import Median
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
-from coordinator.peer import NOT_UNDERSTOOD
+from coordinator.peer import FLOODED, NOT_UNDERSTOOD
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
 from outrider.errors import DRAINING, Aborted, Internal, OutriderError, Unavailable
@@ -182,7 +182,7 @@ class DraftSide:
             return Drafted(branch, ahead=HIT, build_ms=link.last_build_ms)
         history = self._pool.proposal_ms(link)
         num_units = 1 + choice.num_draft_tokens
-        wait_s = self._wait_s(choice.num_draft_tokens, history.value(0.0) * num_units / 1000)
+        wait_s = self._wait_s(choice, history.value(0.0) * num_units / 1000)
         breaker = link.conduct.standing.breaker
         started = time.perf_counter()
         num_hits = link.ahead_counts.num_hits
@@ -329,12 +329,14 @@ class DraftSide:
         )
         await link.wait_opened()
 
-    def _wait_s(self, num_draft_tokens: int, expected_s: float) -> float:
-        """How long to wait for a proposal: once it is later than its drafts can save at most, the round would have been
-        better off plain. `expected_s`: what it should take; 0: nobody knows."""
+    def _wait_s(self, choice: Choice, expected_s: float) -> float:
+        """How long to wait for a proposal: no longer than its drafts are worth, or where the choice does not say, than
+        they can save at most. `expected_s`: what it should take; 0: nobody knows."""
         wait_s = WAIT_FACTOR * expected_s if expected_s else FIRST_WAIT_S
-        if len(self._verify_ms):
-            wait_s = min(wait_s, expected_s + num_draft_tokens * self._verify_ms.value() / 1000)
+        if choice.max_wait_ms:
+            wait_s = min(wait_s, choice.max_wait_ms / 1000)
+        elif len(self._verify_ms):
+            wait_s = min(wait_s, expected_s + choice.num_draft_tokens * self._verify_ms.value() / 1000)
         return max(MIN_WAIT_S, wait_s)
 
     def _lose(self, error: OutriderError, lost_s: float = 0.0) -> None:
@@ -344,7 +346,7 @@ class DraftSide:
             self._stream.statistics.num_draft_failures += 1
             if isinstance(error, Unavailable | Aborted | Internal):  # else it refuses this stream, or its time is up
                 link.conduct.standing.breaker.failed(now, lost_s, self._pool.num_streams(link))
-            if error.reason == NOT_UNDERSTOOD:
+            if error.reason in (NOT_UNDERSTOOD, FLOODED):
                 link.conduct.bad(error.message)
         if link is not None and error.reason != DRAINING:
             self._avoided.lost(link.address, now)
