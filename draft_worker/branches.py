@@ -7,8 +7,9 @@ stand, y follows the last one. Nothing here knows a model or waits; what it says
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ TEMPERATURES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5)
 START_TEMPERATURE = 0.5
 FORGET = 0.98
 NUM_BINS = 8
+NUM_PASSES = 24
+"""Of late, of either kind."""
 PRIOR_CHANCE, PRIOR_WEIGHT = 0.7, 4.0
 WAITED_SHARE = 0.25
 """Of a build's time that somebody waits for: builds are as long as pays, so that half of them are late, and what a late
@@ -179,29 +182,27 @@ class Chance:
         return self._stood / self._seen
 
 
-@dataclass(slots=True)
 class RowCost:
-    """What another row adds to a pass of the draft model, from passes of different sizes."""
+    """What another row adds to a pass of the draft model, its draw included, from passes of different sizes of late:
+    by medians, so that one slow pass moves nothing."""
 
-    _one_ms: float = 0.0
-    _many_ms: float = 0.0
-    _many_rows: float = 0.0
+    def __init__(self) -> None:
+        self._one_ms: deque[float] = deque(maxlen=NUM_PASSES)
+        self._many: deque[tuple[int, float]] = deque(maxlen=NUM_PASSES)
 
     def observe(self, num_rows: int, ms: float) -> None:
         if num_rows == 1:
-            self._one_ms = ms if not self._one_ms else self._one_ms + 0.2 * (ms - self._one_ms)
-        elif not self._many_rows:
-            self._many_ms, self._many_rows = ms, float(num_rows)
+            self._one_ms.append(ms)
         else:
-            self._many_ms += 0.2 * (ms - self._many_ms)
-            self._many_rows += 0.2 * (num_rows - self._many_rows)
+            self._many.append((num_rows, ms))
 
     @property
     def ms(self) -> float:
         """0 until passes of one and of more rows were seen."""
-        if not self._one_ms or not self._many_rows:
+        if not self._one_ms or not self._many:
             return 0.0
-        return max(0.0, self._many_ms - self._one_ms) / max(1.0, self._many_rows - 1)
+        one_ms = median(self._one_ms)
+        return max(0.0, median((ms - one_ms) / (num_rows - 1) for num_rows, ms in self._many))
 
 
 def softmax(values: np.ndarray) -> np.ndarray:

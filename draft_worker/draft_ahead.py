@@ -164,6 +164,7 @@ class DraftAhead:
                 )
                 if self._only is not None:  # since it was looked at: whoever said so could not see this forward yet
                     self._pending.background = False
+                asked_ns = time.perf_counter_ns()
                 result = yield self._pending
                 queue_us += result.queue_us
                 for index, branch in enumerate(growing):
@@ -176,7 +177,8 @@ class DraftAhead:
                     branches = self._begin(branches, places, chain, room, wish)
                     rows, parents, num_read = [], [], 0
                 else:
-                    self._row_cost.observe(len(growing), result.compute_us / 1000)
+                    elapsed_us = (time.perf_counter_ns() - asked_ns) / 1000
+                    self._row_cost.observe(len(growing), (elapsed_us - result.queue_us) / 1000)
             is_whole = True
         finally:
             self._growing, self._pending = frozenset(), None

@@ -159,7 +159,7 @@ def row(value: float, bar: float) -> dict[str, Any]:
 
 
 async def figures(
-    *, num_streams: int = 3, num_tokens: int = 192, rules: Sequence[str] = (COUPLED, BLOCK)
+    *, num_streams: int = 6, num_tokens: int = 192, rules: Sequence[str] = (COUPLED, BLOCK)
 ) -> dict[str, Any]:
     """Figures by row, each with its bar; ratios of rates within one run."""
     found: dict[str, Any] = {}

@@ -131,3 +131,9 @@ def test_rows_cost_what_passes_of_more_of_them_take_longer():
     assert cost.ms == 0.0
     cost.observe(11, 15.0)
     assert cost.ms == pytest.approx(0.5)
+    for _ in range(3):
+        cost.observe(5, 12.0)
+        cost.observe(1, 10.0)
+    cost.observe(5, 900.0)
+    cost.observe(1, 900.0)
+    assert cost.ms == pytest.approx(0.5), "one slow pass moves nothing"

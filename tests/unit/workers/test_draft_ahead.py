@@ -28,6 +28,20 @@ WISH = AheadWish(num_branches=12, num_draft_tokens=4)
 VALUED = dataclasses.replace(WISH, value_ms=20.0)
 
 
+class KnownRowCost(RowCost):
+    """Not what this machine takes."""
+
+    def __init__(self, ms: float) -> None:
+        self._known_ms = ms
+
+    def observe(self, num_rows: int, ms: float) -> None:
+        pass
+
+    @property
+    def ms(self) -> float:
+        return self._known_ms
+
+
 def ahead_session(params, stopping=LONG, committed_ids=(), **fields):
     opening = DraftOpening(epoch=1, prompt_ids=PROMPT, committed_ids=committed_ids, sampling=params, stopping=stopping)
     session = DraftSession(
@@ -35,6 +49,7 @@ def ahead_session(params, stopping=LONG, committed_ids=(), **fields):
         **{"max_ahead_branches": 12, **fields},
     )  # fmt: skip
     session.sequence = ListSequence(session.ahead_length)
+    session.ahead._row_cost = KnownRowCost(0.1)
     return session
 
 
@@ -248,9 +263,7 @@ def test_as_many_branches_as_the_cache_has_room_for(name):
 def test_a_branch_that_saves_less_than_it_costs_is_left_out():
     session, hand = ahead_session(PARAMS["block"]), HandDriver(DRAFT.logits_for)
     hand.run(session.advance(session.log.header, (), 4))
-    session.ahead._row_cost = RowCost()
-    session.ahead._row_cost.observe(1, 10.0)
-    session.ahead._row_cost.observe(11, 20.0)  # so that a row takes a ms, a branch of 4 takes 4
+    session.ahead._row_cost = KnownRowCost(1.0)
     few = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=8.0)))
     many = hand.run(session.draft_ahead(dataclasses.replace(WISH, value_ms=4000.0)))
     assert 0 < len(few.proposals) < len(many.proposals)
