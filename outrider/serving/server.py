@@ -44,6 +44,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
 )
 RETRY_DELAY_S = 1.0
+MAX_PENDING_S = 600
 HANDOVER_SHARE = 0.2
 MAX_HANDOVER_S = 5.0
 """The last part of the grace: so much of it, or less where it is long."""
@@ -53,8 +54,15 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
     """With the pings that find a peer which froze, or was cut off without a word: its streams end as if it had closed
-    them, whatever they wait for."""
-    return [*SERVER_OPTIONS, *ping_options(settings.ping_interval_ms, settings.ping_timeout_ms).items()]
+    them, whatever they wait for. Calls that nobody has looked at yet are bounded as those at work are: from 1,000 on,
+    or after 30 s, gRPC would cancel them without a word."""
+    pending = {
+        "grpc.server.max_pending_requests": settings.max_concurrent_calls,
+        "grpc.server.max_pending_requests_hard_limit": settings.max_concurrent_calls,
+        "grpc.server_max_unrequested_time_in_server": MAX_PENDING_S,
+    }
+    pings = ping_options(settings.ping_interval_ms, settings.ping_timeout_ms)
+    return [*SERVER_OPTIONS, *pings.items(), *pending.items()]
 
 
 def parse_or_refuse(message_type: Any, data: bytes) -> Any:
