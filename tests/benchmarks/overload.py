@@ -6,8 +6,8 @@ RetryInfo says, or after RETRY_S where that is given: clients that do not listen
 requests at the median and the 90th percentile, from call to the last token; told are how soon others were refused and
 what each process's memory grew by, from its mean in the first quarter of the time to that in the last.
 
-Then STREAMS requests at once, all of which are to run together; told are how many did, were complete and exact, and
-what the coordinator's memory grew by for each.
+Then STREAMS requests at once. Told are how many were complete, how many texts were under way at one time, and what each
+process's memory grew by for each of these, calls that had not begun yet included.
 
 Passes are slept (PASS_MS, STREAMS_PASS_MS), so that a machine has time for what is measured here: the services
 themselves. Every text is compared with the toy's own. The last line of stdout is one JSON object. Exit code 1 when a
@@ -20,7 +20,6 @@ STREAMS_PASS_MS. PARTS: overload, streams, or both.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import sys
 import time
@@ -55,6 +54,13 @@ class Tally:
     texts: list[tuple[list[int], list[int]]] = field(default_factory=list)
     """Prompt and answer."""
     num_drafted: int = 0
+    num_open: int = 0
+    most_open: int = 0
+    """Texts that had begun and were not complete, at once."""
+
+    def begins(self) -> None:
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
 
     def num_wrong(self, model: ToyModel) -> int:
         """Texts that are not the toy's own. To be asked once nothing is measured any more."""
@@ -63,29 +69,15 @@ class Tally:
 
 @dataclass
 class Memory:
-    """Resident bytes by process, sampled while the block runs."""
+    """Resident bytes by process, sampled until it is cancelled."""
 
     stack: Stack
     samples: list[dict[str, int]] = field(default_factory=list)
-    most_running: int = 0
 
     async def watch(self) -> None:
-        """Memory by its own clock, whenever the coordinator answers."""
-        asking: asyncio.Task[None] | None = None
-        async with Client(self.stack.address) as client:
-            try:
-                while True:
-                    self.samples.append(self.stack.resident_bytes())
-                    if asking is None or asking.done():
-                        asking = asyncio.create_task(self._ask(client))
-                    await asyncio.sleep(SAMPLE_S)
-            finally:
-                if asking is not None:
-                    asking.cancel()
-
-    async def _ask(self, client: Client) -> None:
-        with contextlib.suppress(OutriderError):
-            self.most_running = max(self.most_running, (await client.server_info()).num_requests_running)
+        while True:
+            self.samples.append(self.stack.resident_bytes())
+            await asyncio.sleep(SAMPLE_S)
 
     def growth_mb(self) -> dict[str, float]:
         """From the first quarter of the time to the last."""
@@ -175,7 +167,9 @@ async def ask(client: Client, prompt: list[int], max_tokens: int, tally: Tally) 
     try:
         async for event in client.generate(prompt, max_tokens=max_tokens, temperature=0):
             if hasattr(event, "token_ids"):
-                first = first or time.perf_counter()
+                if not first:
+                    first = time.perf_counter()
+                    tally.begins()
                 ids += event.token_ids
             elif hasattr(event, "speculation"):
                 num_drafted = event.speculation.num_draft_tokens
@@ -185,6 +179,8 @@ async def ask(client: Client, prompt: list[int], max_tokens: int, tally: Tally) 
     except OutriderError as error:
         tally.failures[f"{error.status} {error.reason}"] += 1
         return 1.0
+    finally:
+        tally.num_open -= first > 0
     tally.latencies.append(time.perf_counter() - started)
     tally.first_tokens.append(first - started)
     tally.num_drafted += num_drafted
@@ -193,7 +189,7 @@ async def ask(client: Client, prompt: list[int], max_tokens: int, tally: Tally) 
 
 
 async def streams() -> dict[str, Any]:
-    num_streams, max_tokens = number("STREAMS", 2000), number("STREAMS_MAX_TOKENS", 64)
+    num_streams, max_tokens = number("STREAMS", 2000), number("STREAMS_MAX_TOKENS", 128)
     toy, draft = toys(real("STREAMS_PASS_MS", 500.0))
     shared = {"log_level": "warning", "heartbeat_ms": 500}
     coordinator = {"max_running_requests": num_streams, "peer_timeout_s": 30.0}
@@ -218,15 +214,16 @@ async def streams() -> dict[str, Any]:
         for channel in channels:
             await channel.close()
     most = {role: max(sample[role] for sample in memory.samples) for role in before}
+    each = {role: round((most[role] - before[role]) / 1000 / max(1, tally.most_open), 1) for role in before}
     return {
         "streams": num_streams,
-        "most_running": memory.most_running,
+        "most_at_once": tally.most_open,
         "complete": len(tally.latencies),
         "seconds": round(seconds, 1),
         "tokens_per_s": round(max_tokens * len(tally.latencies) / seconds),
         "drafted": tally.num_drafted,
-        "coordinator_kb_per_stream": round((most[COORDINATOR] - before[COORDINATOR]) / 1000 / num_streams, 1),
-        "kb_per_stream": {role: round((most[role] - before[role]) / 1000 / num_streams, 1) for role in before},
+        "coordinator_kb_per_stream": each[COORDINATOR],
+        "kb_per_stream": each,
         "refused": len(tally.refusals),
         "wrong": tally.num_wrong(model),
         "failures": dict(tally.failures),

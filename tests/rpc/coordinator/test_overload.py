@@ -4,8 +4,10 @@ read. Conditions are waited for, never times."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +17,10 @@ from stack import in_process_stack, start
 import outrider
 import outrider.client
 from coordinator import server as coordinator_server
+from coordinator.admission import Ticket
+from coordinator.outbox import Outbox
+from coordinator.peer import Peer
+from coordinator.stream import Stream
 from outrider.errors import Aborted, ResourceExhausted
 from outrider.lm.toy import ToyModel, parse_toy
 from outrider.results import Chunk, Started
@@ -85,10 +91,33 @@ async def test_ten_times_as_many_as_fit_are_let_in_or_refused_and_all_texts_are_
                 assert answer.token_ids == greedy(prompt, 12)
 
         await asyncio.gather(*map(one, range(num_clients)))
-        assert refused
+        assert len(refused) > num_clients
         assert {error.reason for error in refused} == {"QUEUE_FULL"}
         assert all(error.retry_delay_s for error in refused)
-        assert await running(client) == (0, 0)
+        await until(lambda: _is(running(client), (0, 0)))
+        await until(_nothing_held)
+
+
+async def test_a_stream_takes_little_memory() -> None:
+    """Of Python's objects, all three services' and the client's together: streams at work, their outboxes full."""
+    num_streams, settings = scaled(200, at_least=20), {"emit_buffer_chunks": 8}
+    async with (
+        in_process_stack(TOY, coordinator=settings) as stack,
+        outrider.Client(stack.address) as client,
+        AsyncExitStack() as streams,
+    ):
+        await streams.enter_async_context(unread(client, max_tokens=1000))
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in range(num_streams):
+                await streams.enter_async_context(unread(client, max_tokens=1000))
+            await until(lambda: _is(running(client), (num_streams + 1, 0)))
+            gc.collect()
+            num_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert num_bytes / num_streams < 200_000
 
 
 async def test_one_request_of_a_tenant_does_not_wait_for_a_hundred_of_another() -> None:
@@ -251,6 +280,12 @@ async def _answers(client: outrider.Client) -> bool:
         return bool(await client.complete(PROMPT, max_tokens=2))
     except ResourceExhausted:
         return False
+
+
+async def _nothing_held() -> bool:
+    """No state of any request is left in this process, which is all of the services."""
+    gc.collect()
+    return not any(isinstance(found, Ticket | Outbox | Stream | Peer) for found in gc.get_objects())
 
 
 async def _is(told: Any, wanted: Any) -> bool:
