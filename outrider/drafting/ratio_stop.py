@@ -12,8 +12,9 @@ ends where the length that the caller expects to pay best does.
 What may be looked at. Whether the row of draft i + 1 is computed may depend on drafts 1 to i, and whether that draft is
 drawn also on its own law q; never on what was drawn. So each prefix decides by itself whether the chain goes on, and
 TOKEN and BLOCK keep their law: both prove it by induction from the ends of the chains. Where drafts are not sampled
-(COUPLED, greedy, one-hot) the draft itself may be looked at, and left out. As the time that a proposal takes follows
-from what was drawn then, nobody may drop one for being late who has not decided so before the first draw.
+(COUPLED, greedy, one-hot) the draft itself may be looked at, and left out. The time that a whole chain takes follows
+from what was drawn, so nobody may drop one for being late, or lost on its way; but the time of each draft follows from
+those before it alone. So sampled drafts are sent one by one, and those that have come are used.
 """
 
 from __future__ import annotations
