@@ -18,6 +18,7 @@ VICTIM_WAIT_S = 5.0
 """A victim without an open stream gets so long to have one, or is hit all the same."""
 WATCH_S = 10.0
 POLL_S = 0.02
+NUM_FLAPS = 3
 
 
 @dataclass
@@ -60,8 +61,12 @@ class Director:
                 await self._kill(fault)
             case plan.FREEZE | plan.FREEZE_LONG:
                 await self._freeze(fault)
-            case plan.DRAIN:
-                await self._drain(fault)
+            case plan.FLAP:
+                for _ in range(NUM_FLAPS):
+                    await self._kill(fault)
+            case plan.DRAIN | plan.ROLL:
+                for name in fault.victims:
+                    await self._drain(name)
             case plan.HALF_OPEN_COORDINATOR:
                 for link in fault.links:
                     self._fleet.relays[link].fall_silent()
@@ -95,11 +100,10 @@ class Director:
         for name in fault.victims:
             self._fleet.thaw(name)
 
-    async def _drain(self, fault: Fault) -> None:
-        for name in fault.victims:
-            await self._open_streams(name)
-            self._fleet.drain(name)
-        await self._restart(fault.victims)
+    async def _drain(self, name: str) -> None:
+        await self._open_streams(name)
+        self._fleet.drain(name)
+        await self._restart([name])
 
     async def _disturb_links(self, fault: Fault) -> None:
         for link in fault.links:

@@ -24,6 +24,10 @@ from outrider.cli.process import Child
 
 COMMON = {"host": "127.0.0.1", "drain_grace_s": 5.0, "heartbeat_ms": 250, "log_level": "info", "reflection": False}
 PINGS = {"ping_interval_ms": 1_000, "ping_timeout_ms": 2_000}
+ELABORATE = {"warm_standby": True, "draft_ahead": "on"}
+"""Of one coordinator: the other does as by default."""
+HEAD = "head=toy:agreement=0.8"
+"""Inside one target: streams that draft with it find it nowhere else."""
 IDLE_LEASE_S = 5.0
 PEER_TIMEOUT_S = 2.0
 READY_S = 120.0
@@ -163,9 +167,11 @@ class Fleet:
                 "draft_workers": ",".join(reached[worker] for worker in DRAFTS),
                 "peer_timeout_s": PEER_TIMEOUT_S,
                 "emit_buffer_chunks": 4,
+                **(ELABORATE if service.name == COORDINATORS[-1] else {}),
             }
         model = target_model(self._seed) if service.name in TARGETS else draft_model(self._seed)
-        return flags | {"model": model, "session_idle_lease_s": IDLE_LEASE_S}
+        heads = {"heads": HEAD} if service.name == TARGETS[-1] else {}
+        return flags | {"model": model, "session_idle_lease_s": IDLE_LEASE_S, **heads}
 
     async def _link(self, caller: str, called: str) -> None:
         relay = self.relays[caller, called] = Relay(self.services[called].address)

@@ -73,7 +73,7 @@ class Fault:
     """Of a cancel storm."""
 
 
-KILL, FREEZE, FREEZE_LONG, DRAIN = "kill", "freeze", "freeze-long", "drain"
+KILL, FLAP, FREEZE, FREEZE_LONG, DRAIN, ROLL = "kill", "flap", "freeze", "freeze-long", "drain", "roll"
 CUT, HOLD, SLOW, SILENT = "cut", "hold", "slow", "silent"
 HALF_OPEN_COORDINATOR, CANCEL_STORM = "half-open-coordinator", "cancel-storm"
 
@@ -98,6 +98,11 @@ LONG_DECK: tuple[tuple[str, str], ...] = (
     (KILL, "coordinator"),
     (KILL, "target+draft"),
     (KILL, "draft+draft"),
+    (KILL, "draft+draft+coordinator"),
+    (KILL, "target+target"),
+    (FLAP, "target"),
+    (FLAP, "draft"),
+    (ROLL, ""),
     (FREEZE, "target"),
     (FREEZE, "coordinator"),
     (FREEZE_LONG, "draft"),
@@ -137,6 +142,8 @@ def fault(seed: int, index: int, deck: tuple[tuple[str, str], ...]) -> Fault:
         return Fault(index, kind, (victim,), tuple((victim, worker) for worker in (*TARGETS, *DRAFTS)), **when)
     if kind == FREEZE_LONG:
         when |= {"lasts_tokens": MAX_TOKENS * 1000, "limit_s": rng.uniform(3.0, 4.5)}
+    if kind == ROLL:
+        return Fault(index, kind, tuple(rng.sample(SERVICES, len(SERVICES))), **when)
     return Fault(index, kind, _victims(whom, rng), **when)
 
 
@@ -157,8 +164,14 @@ def request(seed: int, name: str) -> Request:
             behaviour["stall"] = (rng.randrange(1, 15), rng.uniform(0.5, 2.0))
         case 2:
             behaviour["cancel_after"] = rng.randrange(0, options["max_tokens"])
-    prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.choice((1, 2, 5, 40))))
+    prompt = (*rng.choice(_beginnings(seed)), *(rng.randrange(VOCAB) for _ in range(rng.choice((1, 2, 5, 40)))))
     return Request(name, prompt, options, rng.randrange(NUM_COORDINATORS), **behaviour)
+
+
+def _beginnings(seed: int) -> list[tuple[int, ...]]:
+    """Prompts begin alike, so that caches of targets and drafts are shared."""
+    rng = random.Random(f"{seed}/beginnings")
+    return [(), (), *(tuple(rng.randrange(VOCAB) for _ in range(length)) for length in (50, 120))]
 
 
 def _sampling(rng: random.Random) -> dict[str, Any]:
@@ -196,7 +209,7 @@ def _stopping(rng: random.Random, max_tokens: int) -> dict[str, Any]:
 
 
 def _speculation(rng: random.Random) -> dict[str, Any]:
-    options: dict[str, Any] = {"drafter": rng.choice(("auto", "auto", "model", "model", "lookup", "suffix"))}
+    options: dict[str, Any] = {"drafter": rng.choice(("auto", "auto", "model", "model", "lookup", "suffix", "head"))}
     match rng.randrange(6):
         case 0:
             options["num_speculative_tokens"] = 0
