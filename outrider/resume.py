@@ -1,8 +1,8 @@
 """What a client does when a stream of its breaks: which losses are mended, how, and when to give up. No network here.
 
-A text is resumed from the ids that were delivered, under the seed and rule that its first coordinator
-told: what was delivered never changes, and under TOKEN and BLOCK what follows has the target's law given what was
-delivered, since noise is keyed by the exact prefix and nothing looks at what was lost.
+A text is resumed from the ids that were delivered, under the seed and rule that its first coordinator told. What was
+delivered never changes. Greedy and COUPLED texts go on as they would have. Under TOKEN and BLOCK what follows has the
+target's law given what was delivered: noise is keyed by the exact prefix, and what breaks streams does not read them.
 """
 
 from __future__ import annotations
