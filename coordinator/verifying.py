@@ -246,6 +246,7 @@ class TargetSide:
             priority=request.priority,
             prompt_logprobs=request.prompt_logprobs if self._stream.wants_prompt_logprobs else None,
             num_suspect_tokens=num_suspect_tokens,
+            has_fresh_seed=request.has_fresh_seed and self._epoch == 1 and not self._stream.log.output_ids,
         )
 
 

@@ -224,6 +224,12 @@ class TargetWorkerSettings(WorkerSettings):
     cache_overcommit: float = Field(
         2.0, ge=1, description="Cache blocks promised to streams per block there is; 1: none is ever preempted."
     )
+    losslessness_every_rounds: int = Field(
+        256,
+        ge=0,
+        description="One round of so many begins a run of 16 tokens that are tested as draws from the target "
+        "(outrider_losslessness_* in the metrics); 0: none does.",
+    )
 
 
 class DistillSettings(_Settings):

@@ -19,6 +19,8 @@ from outrider.serving.worker_stream import WorkerStream
 from outrider.settings import TargetWorkerSettings
 from outrider.v1 import common_pb2, target_pb2, worker_pb2
 from target_worker.heads import Heads
+from target_worker.losslessness import LosslessnessMeter
+from target_worker.losslessness_metrics import losslessness_families
 from target_worker.prompt_pass import TellPrompt
 from target_worker.sent_features import in_messages
 from target_worker.session import TargetSession
@@ -41,12 +43,14 @@ async def serve(
 ) -> None:
     """Runs a target worker until `stop` is set or the process is asked to end (see `serve_worker`)."""
     heads = Heads(settings)
+    meter = LosslessnessMeter(settings.losslessness_every_rounds)
     await serve_worker(
         settings,
         role=worker_pb2.WORKER_ROLE_TARGET,
         service=SERVICE,
-        make_servicer=partial(TargetServicer, heads=heads),
+        make_servicer=partial(TargetServicer, heads=heads, meter=meter),
         equipment=heads,
+        more_families=partial(losslessness_families, meter),
         loaded=loaded,
         stop=stop,
         on_ready=on_ready,
@@ -56,9 +60,10 @@ async def serve(
 class TargetServicer:
     """`TargetService` of one worker."""
 
-    def __init__(self, worker: Worker, heads: Heads) -> None:
+    def __init__(self, worker: Worker, heads: Heads, meter: LosslessnessMeter) -> None:
         self._worker = worker
         self._heads = heads
+        self._meter = meter
         self._suspects = Suspects()
 
     async def Session(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Response]:
@@ -68,7 +73,7 @@ class TargetServicer:
             heartbeat_ms=settings.heartbeat_ms,
             idle_lease_s=settings.session_idle_lease_s,
         )
-        target = _TargetStream(self._worker, self._heads, stream, self._suspects)
+        target = _TargetStream(self._worker, self._heads, self._meter, stream, self._suspects)
         async for response in serve_session(stream, requests, target.drive):
             yield response
 
@@ -77,11 +82,17 @@ class _TargetStream(WorkerStream[TargetSession]):
     """Sessions of a target."""
 
     def __init__(
-        self, worker: Worker, heads: Heads, stream: SessionStream[Request, Response], suspects: Suspects
+        self,
+        worker: Worker,
+        heads: Heads,
+        meter: LosslessnessMeter,
+        stream: SessionStream[Request, Response],
+        suspects: Suspects,
     ) -> None:
         super().__init__(worker, stream)
         self._turn = suspects.turn()
         self._heads = heads
+        self._meter = meter
         self._engine = worker.engine
         self._sequence: Any = None
 
@@ -120,6 +131,7 @@ class _TargetStream(WorkerStream[TargetSession]):
             counters=self._worker.counters,
             drafters=self._heads.held,
             states=self._heads.states,
+            meter=self._meter,
         )
         self._free()
         with self._stream.working():

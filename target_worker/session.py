@@ -21,6 +21,7 @@ from outrider.serving.session_log import SessionCounters, SessionLog
 from target_worker.acceptance import Outcome, verify
 from target_worker.device_decision import RoundDecision
 from target_worker.drafters import NO_DRAFTERS, NOTHING_DRAFTED, HeldDrafters, OwnDraft, OwnDrafts
+from target_worker.losslessness import NO_METER, LosslessnessMeter, MeteredStream
 from target_worker.prompt_pass import TellPrompt, compute_prompt, logprobs
 from target_worker.sent_features import SentFeatures
 from target_worker.tree_acceptance import TreeOutcome, verify_tree
@@ -32,8 +33,8 @@ INGESTED_ROWS = 128
 class TargetSession:
     """One epoch of one stream. Its programs run one at a time; `sequence` must be set before the first.
 
-    drafters: those that this worker has of its own. states: those that the model keeps. Raises InvalidArgument, naming
-    the field, on an opening that cannot be served.
+    drafters: those that this worker has of its own. states: those that the model keeps. meter: of the worker, for streams
+    with fresh seeds. Raises InvalidArgument, naming the field, on an opening that cannot be served.
     """
 
     sequence: SequenceHandle
@@ -48,6 +49,7 @@ class TargetSession:
         counters: SessionCounters | None = None,
         drafters: HeldDrafters = NO_DRAFTERS,
         states: Sequence[int] = (),
+        meter: LosslessnessMeter = NO_METER,
     ) -> None:
         check_target_opening(
             opening, vocab_size=vocab_size, context_length=context_length, max_draft_tokens=max_draft_tokens
@@ -58,6 +60,7 @@ class TargetSession:
         self._max_draft_tokens = opening.max_draft_tokens
         self._own = OwnDrafts(drafters, self.log, opening.max_draft_tokens, self.counters)
         self._sent = SentFeatures(opening, states)
+        self._metered = MeteredStream(meter if opening.has_fresh_seed else NO_METER, opening.sampling, opening.stopping)
         self._num_prompt_tokens = len(opening.prompt_ids)
         self._num_top = opening.top_logprobs if opening.logprobs else None
         self._num_prompt_top = opening.prompt_logprobs
@@ -244,8 +247,9 @@ class TargetSession:
         sequence.committed_length = base
         parents = () if proposal.is_chain else proposal.parents
         subject = (proposal, log.sampling, log.stopping, log.history, log.noise, log.prefix_hash, base)
-        # Logprobs need the logits, and trees are decided on the host.
-        decision = None if parents or self._num_top is not None else RoundDecision(*subject)
+        is_metered = self._metered.begin_round(proposal.drafter)
+        # Logprobs and the meter need the logits, and trees are decided on the host.
+        decision = None if parents or self._num_top is not None or is_metered else RoundDecision(*subject)
         rows = [*not_cached, *proposal.token_ids]
         result = yield Forward(sequence, rows, num_logits=num_drafts + 1, parents=parents, decision=decision)
 
@@ -260,6 +264,8 @@ class TargetSession:
             path_rows = result.logits[[0, *(node + 1 for node in outcome.path)]]
         num_committed, self.finish = self._where_it_ends(outcome.token_ids)
         committed_ids = outcome.token_ids[:num_committed]
+        if is_metered:
+            self._metered.decided(path_rows, committed_ids, log.history)
         for token_id in committed_ids:
             log.append(token_id)
         sequence.truncate(len(log.ids) - 1)

@@ -249,6 +249,7 @@ def target_open_to_pb(opening: TargetOpening) -> target_pb2.TargetOpen:
         features_start=opening.features_start,
         deferred=opening.deferred,
         num_suspect_tokens=opening.num_suspect_tokens,
+        fresh_seed=opening.has_fresh_seed,
     )
 
 
@@ -263,6 +264,7 @@ def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
         features_start=message.features_start,
         deferred=message.deferred,
         num_suspect_tokens=message.num_suspect_tokens,
+        has_fresh_seed=message.fresh_seed,
     )
 
 

@@ -104,7 +104,7 @@ class TargetOpening(Opening):
     """Opens a target session. `max_draft_tokens`: drafts that one round may carry. `prompt_logprobs`: alternatives to
     tell for each prompt token; None: no prompt logprobs at all. `features_start`: first position whose features are
     wanted. `deferred`: no token is wanted before a question comes. `num_suspect_tokens`: until so many are decided no
-    other suspect is computed beside this stream; 0: it is none."""
+    other suspect is computed beside this stream; 0: it is none. `has_fresh_seed`: nobody has used the seed before."""
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -114,6 +114,7 @@ class TargetOpening(Opening):
     features_start: int = 0
     deferred: bool = False
     num_suspect_tokens: int = 0
+    has_fresh_seed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

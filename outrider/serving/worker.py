@@ -7,7 +7,7 @@ import contextlib
 import logging
 import platform
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -35,7 +35,7 @@ from outrider.serving.server import Server, configure_logging, running_server, s
 from outrider.serving.session_log import SessionCounters
 from outrider.serving.session_stream import SessionStream
 from outrider.serving.worker_calls import role_from_pb
-from outrider.serving.worker_metrics import worker_families
+from outrider.serving.worker_metrics import MoreFamilies, no_families, worker_families
 from outrider.settings import DraftWorkerSettings, WorkerSettings
 from outrider.v1 import worker_pb2
 
@@ -141,6 +141,7 @@ async def serve_worker(
     make_servicer: Callable[[Worker], Any],
     drafters: tuple[str, ...] = (),
     equipment: Equipment | None = None,
+    more_families: MoreFamilies = no_families,
     loaded: LoadedModel | None = None,
     stop: asyncio.Event | None = None,
     on_ready: Callable[[int], None] | None = None,
@@ -148,6 +149,7 @@ async def serve_worker(
     """Serves until `stop` is set or SIGTERM or SIGINT comes, then drains and returns.
 
     loaded: a model already in memory instead of `settings.model`. on_ready gets the port once the worker serves.
+    more_families: what this kind of worker exports besides, given the labels of all.
     """
     configure_logging(settings.log_level)
     equipment = equipment or Equipment()
@@ -172,7 +174,7 @@ async def serve_worker(
                 worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment)
                 description = _describe(worker, role, drafters, equipment)
                 fleet = _fleet_member(worker, address, description)
-                registry.register(Reading(partial(_families, worker, description)))
+                registry.register(Reading(partial(_families, worker, description, more_families)))
                 servicers = {
                     service.full_name: make_servicer(worker),
                     WORKER_SERVICE.full_name: WorkerServicer(worker, description),
@@ -190,14 +192,14 @@ async def serve_worker(
                 await asyncio.to_thread(engine.stop)
 
 
-def _families(worker: Worker, description: worker_pb2.DescribeWorkerResponse) -> Iterable[Metric]:
-    return worker_families(
-        role=f"{role_from_pb(description.role)}-worker",
-        model=description.model,
-        num_sessions=worker.num_sessions,
-        stats=worker.engine.stats(),
-        counters=worker.counters,
+def _families(
+    worker: Worker, description: worker_pb2.DescribeWorkerResponse, more_families: MoreFamilies
+) -> Iterator[Metric]:
+    labels = {"role": f"{role_from_pb(description.role)}-worker", "model_name": description.model}
+    yield from worker_families(
+        labels, num_sessions=worker.num_sessions, stats=worker.engine.stats(), counters=worker.counters
     )
+    yield from more_families(labels)
 
 
 def _describe(

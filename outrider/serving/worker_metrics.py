@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -13,12 +13,19 @@ from outrider.lm.engine import EngineStats
 from outrider.serving.metrics import PREFIX
 from outrider.serving.session_log import SessionCounters
 
+Labels = Mapping[str, str]
+"""Of all that a worker exports: role (`draft-worker` or `target-worker`) and model_name."""
+MoreFamilies = Callable[[Labels], Iterable[Metric]]
+
+
+def no_families(labels: Labels) -> Iterable[Metric]:
+    return ()
+
 
 def worker_families(
-    *, role: str, model: str, num_sessions: int, stats: EngineStats, counters: SessionCounters
+    labels: Labels, *, num_sessions: int, stats: EngineStats, counters: SessionCounters
 ) -> Iterator[Metric]:
-    """Of one moment. role: `draft-worker` or `target-worker`."""
-    labels = {"role": role, "model_name": model}
+    """Of one moment."""
 
     def add(family: Any, value: float, **more: str) -> Any:
         family.add_metric([*labels.values(), *more.values()], value)

@@ -31,7 +31,11 @@ def exported() -> dict[str, set[str]]:
     worker = new_registry("target-worker")
     stats = EngineStats(**dict.fromkeys(EngineStats.__annotations__, 0))
     worker.register(
-        Reading(lambda: worker_families(role="r", model="m", num_sessions=0, stats=stats, counters=SessionCounters()))
+        Reading(
+            lambda: worker_families(
+                {"role": "r", "model_name": "m"}, num_sessions=0, stats=stats, counters=SessionCounters()
+            )
+        )
     )
     found: dict[str, set[str]] = {}
     for registry in (coordinator, worker):

@@ -16,6 +16,7 @@ from outrider.lm.toy import ToyModel, parse_toy
 from outrider.sampling.params import AcceptanceRule, Finish, SamplingParams, StoppingParams
 from outrider.serving.messages import DraftOpening, Header, TargetOpening, Verdict
 from outrider.serving.session_log import SessionCounters
+from target_worker.losslessness import NO_METER, LosslessnessMeter
 from target_worker.session import TargetSession
 
 PROMPT = (3, 1, 2)
@@ -98,6 +99,7 @@ def target_session(
     context_length: int = 4096,
     cap: int = 64,
     counters: SessionCounters | None = None,
+    meter: LosslessnessMeter = NO_METER,
     **fields: Any,
 ) -> TargetSession:
     values: dict[str, Any] = {"epoch": 1, "prompt_ids": PROMPT, "max_draft_tokens": 64, **fields}
@@ -108,6 +110,7 @@ def target_session(
         context_length=context_length,
         max_draft_tokens=cap,
         counters=counters,
+        meter=meter,
     )
     session.sequence = ListSequence(session.reserved_length)
     return session
