@@ -23,6 +23,7 @@ from outrider.settings import CoordinatorSettings
 
 RETRY_DELAY_S = 1.0
 SWEEP_INTERVAL_S = 0.5
+LIMITS_AGE_S = 0.1
 NOTHING_CACHED: Mapping[str, int] = MappingProxyType({})
 
 
@@ -39,6 +40,8 @@ class WorkerDirectory:
         self._aliases = read_aliases(settings.model_aliases)
         self._draft_models = read_pairs(settings.draft_models, "draft_models")
         self._workers: dict[str, WorkerRecord] = {}
+        self._limits: dict[str, tuple[float, Limits | None]] = {}
+        """By model, and when they were found."""
         self._leaving: list[WorkerRecord] = []
         self._standings = Standings(settings)
         self._sweeper: asyncio.Task[None] | None = None
@@ -182,9 +185,13 @@ class WorkerDirectory:
         return tuple(name for name in inside if name not in elsewhere)
 
     def limits(self, model: str) -> Limits | None:
-        """What its healthy targets can take of our streams; None: there is none now, and nothing is known."""
-        told = (worker.limits() for worker in self._serving(model) if self.health(worker)[0])
-        return together(limits for limits in told if limits is not None)
+        """What its healthy targets can take of our streams; None: there is none now, and nothing is known. As of
+        LIMITS_AGE_S ago at most: every request asks, and every end of one."""
+        found, now = self._limits.get(model), time.monotonic()
+        if found is None or now - found[0] > LIMITS_AGE_S:
+            told = (worker.limits() for worker in self._serving(model) if self.health(worker)[0])
+            found = self._limits[model] = (now, together(limits for limits in told if limits is not None))
+        return found[1]
 
     def has_healthy_target(self) -> bool:
         return any(self.health(w)[0] for w in self._of_role(TARGET))
