@@ -1,9 +1,10 @@
 """A running test of the promise itself: every committed token was drawn from the target's distribution p.
 
-Given all tokens before, 1[y is p's likeliest] - p(likeliest), a bounded ln p(y) less its mean and, for fixed sets of ids,
-1[y is in the set] - p(set) have mean 0 for a y drawn from p. Who bets on them wins nothing in the long run; the wealth of fair bets that began with 1 is an e-value:
-at whatever time one looks, it is 1,000 or more with a chance of 1/1,000 at most unless tokens do not follow p (Ville's
-inequality; Shafer 2021, "Testing by betting"; Ramdas et al. 2023, arXiv:2210.01948).
+Given all tokens before, these have mean 0 for a y drawn from p: 1[y is p's likeliest] - p(likeliest); a bounded ln p(y)
+less its mean; for fixed sets of ids 1[y is in the set] - p(set). Whoever bets on them wins nothing in the long run; the
+wealth of fair bets that began with 1 is an e-value: at whatever time one looks, it is 1,000 or more with a chance of
+1/1,000 at most unless tokens do not follow p (Ville, 1939; Shafer 2021, "Testing by betting"; Ramdas et al. 2023,
+arXiv:2210.01948).
 
 What is looked at are runs of tokens that begin with a round and go on through the next ones, all of them, wherever
 rounds end. To look at whole rounds would be wrong: how many tokens a round commits follows from drafts that it holds

@@ -33,8 +33,8 @@ INGESTED_ROWS = 128
 class TargetSession:
     """One epoch of one stream. Its programs run one at a time; `sequence` must be set before the first.
 
-    drafters: those that this worker has of its own. states: those that the model keeps. meter: of the worker, for streams
-    with fresh seeds. Raises InvalidArgument, naming the field, on an opening that cannot be served.
+    drafters: those that this worker has of its own. states: those that the model keeps. meter: of the worker, for
+    streams with fresh seeds. Raises InvalidArgument, naming the field, on an opening that cannot be served.
     """
 
     sequence: SequenceHandle
