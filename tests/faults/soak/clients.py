@@ -51,17 +51,24 @@ class Progress:
         return True
 
 
+@dataclass(eq=False, slots=True)
+class Text:
+    """What has come of one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    token_logprobs: list[float] = field(default_factory=list)
+    complete: outrider.Complete | None = None
+
+
 @dataclass(eq=False)
 class Running:
     """One request on its way."""
 
     request: Request
     began_at: float = field(default_factory=time.monotonic)
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    token_logprobs: list[float] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
     started: outrider.Started | None = None
-    complete: outrider.Complete | None = None
     stats: list[Speculation] = field(default_factory=list)
     num_resumes: int = 0
     refusals: list[str] = field(default_factory=list)
@@ -69,20 +76,34 @@ class Running:
     """When each chunk came, in `time.monotonic`."""
     failure: str = ""
 
-    def delivered(self) -> Delivered | None:
-        """None before the stream has started."""
+    def __post_init__(self) -> None:
+        self.texts = [Text() for _ in range(self.request.options.get("n", 1))]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(text.token_ids) for text in self.texts)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(text.complete is not None for text in self.texts)
+
+    def delivered(self) -> list[Delivered]:
+        """By choice; nothing before the stream has started."""
         if self.started is None:
-            return None
-        complete = self.complete
-        return Delivered(
-            tuple(self.token_ids),
-            self.text,
-            complete.finish_reason if complete is not None else "",
-            complete.matched_stop if complete is not None else None,
-            tuple(self.token_logprobs),
-            self.started.seed,
-            self.started.acceptance,
-        )
+            return []
+        return [
+            Delivered(
+                tuple(one.token_ids),
+                one.text,
+                one.complete.finish_reason if one.complete is not None else "",
+                one.complete.matched_stop if one.complete is not None else None,
+                tuple(one.token_logprobs),
+                self.started.seed,
+                self.started.acceptance,
+                choice,
+            )
+            for choice, one in enumerate(self.texts)
+        ]
 
 
 async def run_request(running: Running, addresses: Sequence[str], progress: Progress, seed: int) -> None:
@@ -108,8 +129,8 @@ async def _resume_by_hand(running: Running, addresses: Sequence[str], progress: 
                 await _stream(client, running, progress)
             return
         except OutriderError as error:
-            if len(running.token_ids) > num_tokens:
-                backoff_s, last_token_at, num_tokens = MIN_BACKOFF_S, time.monotonic(), len(running.token_ids)
+            if running.num_tokens > num_tokens:
+                backoff_s, last_token_at, num_tokens = MIN_BACKOFF_S, time.monotonic(), running.num_tokens
             running.refusals.append(_said(error))
             if error.status not in PASSING or time.monotonic() - last_token_at > PATIENCE_S:
                 raise
@@ -124,7 +145,7 @@ async def _stream(client: outrider.Client, running: Running, progress: Progress)
     if (started := running.started) is not None:
         running.num_resumes += 1
         options |= {
-            "resume_token_ids": list(running.token_ids),
+            "resume_token_ids": list(running.texts[0].token_ids),
             "seed": started.seed,
             "acceptance": started.acceptance,
             "prompt_hash": started.prompt_hash,
@@ -136,10 +157,10 @@ async def _stream(client: outrider.Client, running: Running, progress: Progress)
             _take(running, event)
             if isinstance(event, outrider.Chunk):
                 progress.count(len(event.token_ids))
-                await _behave(request, len(running.token_ids), len(event.token_ids))
-            if request.cancel_after is not None and len(running.token_ids) >= request.cancel_after:
+                await _behave(request, running.num_tokens, len(event.token_ids))
+            if request.cancel_after is not None and running.num_tokens >= request.cancel_after:
                 return
-    if running.complete is None:
+    if not running.is_complete:
         running.failure = "the stream ended without `complete`"
 
 
@@ -149,16 +170,17 @@ def _take(running: Running, event: outrider.Event) -> None:
             running.failure = running.failure or _changed(running.started, event)
             running.started = running.started or event
         case outrider.Chunk():
-            running.token_ids += event.token_ids
-            running.text += event.text
-            running.token_logprobs += event.logprobs.token_logprobs if event.logprobs is not None else ()
+            one = running.texts[event.index]
+            one.token_ids += event.token_ids
+            one.text += event.text
+            one.token_logprobs += event.logprobs.token_logprobs if event.logprobs is not None else ()
             running.arrivals.append(time.monotonic())
         case outrider.Complete():
-            running.complete = event
+            one, one.complete = running.texts[event.index], event
             running.stats.append(event.speculation)
             running.num_resumes += event.num_resumes
-            if event.usage.completion_tokens != len(running.token_ids):
-                running.failure = f"usage tells {event.usage} for {len(running.token_ids)} tokens"
+            if event.usage.completion_tokens != len(one.token_ids):
+                running.failure = f"usage tells {event.usage} for {len(one.token_ids)} tokens"
 
 
 def _changed(before: outrider.Started | None, now: outrider.Started) -> str:

@@ -162,7 +162,7 @@ class Director:
 
     async def _recover(self, streams: list[Running], since: float) -> None:
         """Streams that were told to be slow, or to end, prove nothing."""
-        waiting = [one for one in streams if one.token_ids and not one.request.is_slow]
+        waiting = [one for one in streams if one.num_tokens and not one.request.is_slow]
         gaps: list[float] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCH_S):

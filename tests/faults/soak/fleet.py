@@ -189,6 +189,7 @@ class Fleet:
         if service.child is not None:
             service.is_meant_to_run = False
             service.child.kill()
+            await service.child.wait()
             await service.child.stop(0.0)
 
     def _on_line(self, service: Service) -> Any:

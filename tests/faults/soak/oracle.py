@@ -47,7 +47,7 @@ def draft_model(seed: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What a client got of one request, all its calls together. `finish`: "" where it hung up before the end."""
+    """What a client got of one choice, all its calls together. `finish`: "" where it hung up before the end."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -56,6 +56,7 @@ class Delivered:
     token_logprobs: tuple[float, ...]
     seed: int
     acceptance: AcceptanceRule
+    choice: int = 0
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Oracle:
         """What is wrong with a text; empty: nothing is."""
         params, stopping = _params(request.options, got), _stopping_params(request.options)
         history, prompt = History(request.prompt), list(request.prompt)
-        rng = random.Random(f"{self.seed}/places/{request.name}")
+        rng = random.Random(f"{self.seed}/places/{request.name}/{got.choice}")
         places: list[float] = []
         text, finish, matched = "", "", None
         for index, token_id in enumerate(got.token_ids):
@@ -138,7 +139,9 @@ def _bin(place: float) -> int:
 def _params(options: Any, got: Delivered) -> SamplingParams:
     names = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
     given = {name: options[name] for name in names if name in options}
-    return SamplingParams(temperature=options["temperature"], seed=got.seed, acceptance=got.acceptance, **given)
+    return SamplingParams(
+        temperature=options["temperature"], seed=got.seed, choice=got.choice, acceptance=got.acceptance, **given
+    )
 
 
 def _stopping_params(options: Any) -> StoppingParams:

@@ -157,12 +157,14 @@ def request(seed: int, name: str) -> Request:
     if rng.random() < 0.2:
         options["request_id"] = rng.choice(SHARED_REQUEST_IDS)
     behaviour: dict[str, Any] = {"resumes_by_hand": rng.random() < 0.4}
+    if not behaviour["resumes_by_hand"] and rng.random() < 0.15:
+        options["n"] = rng.choice((2, 3))
     match rng.randrange(12):
         case 0:
             behaviour["pause_s"] = rng.uniform(0.005, 0.04)
         case 1:
             behaviour["stall"] = (rng.randrange(1, 15), rng.uniform(0.5, 2.0))
-        case 2:
+        case 2 if "n" not in options:
             behaviour["cancel_after"] = rng.randrange(0, options["max_tokens"])
     prompt = (*rng.choice(_beginnings(seed)), *(rng.randrange(VOCAB) for _ in range(rng.choice((1, 2, 5, 40)))))
     return Request(name, prompt, options, rng.randrange(NUM_COORDINATORS), **behaviour)
@@ -221,7 +223,10 @@ def _speculation(rng: random.Random) -> dict[str, Any]:
 
 
 def _cancelled(one: Request, rng: random.Random) -> Request:
-    return dataclasses.replace(one, cancel_after=rng.choice((0, 0, 1, 5, 30)), pause_s=0.0, stall=(0, 0.0))
+    options = {name: value for name, value in one.options.items() if name != "n"}
+    return dataclasses.replace(
+        one, options=options, cancel_after=rng.choice((0, 0, 1, 5, 30)), pause_s=0.0, stall=(0, 0.0)
+    )
 
 
 def _victims(whom: str, rng: random.Random) -> tuple[str, ...]:

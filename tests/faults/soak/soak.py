@@ -172,7 +172,7 @@ class Soak:
     def _judge(self, running: Running) -> None:
         report, name = self._report, running.request.name
         report.num_resumed += running.num_resumes
-        report.num_cancelled += running.complete is None and not running.failure
+        report.num_cancelled += not (running.is_complete or running.failure)
         for stats in running.stats:
             report.num_drafted += stats.num_draft_tokens
             report.num_accepted += stats.num_accepted_draft_tokens
@@ -185,16 +185,15 @@ class Soak:
         elif running.failure:
             report.failures.append(f"request {name}: {running.failure} (before: {running.refusals[-3:]})")
             self._tell(report.failures[-1])
-        got = running.delivered()
-        if got is None:
-            return
-        report.num_texts += 1
-        report.num_tokens += len(got.token_ids)
-        difference = self._oracle.fault(running.request, got)
-        report.num_equal += not difference
-        if difference:
-            report.differences.append(f"request {name} ({running.num_resumes} resumes): {difference}")
-            self._tell(report.differences[-1])
+        for got in running.delivered():
+            report.num_texts += 1
+            report.num_tokens += len(got.token_ids)
+            difference = self._oracle.fault(running.request, got)
+            report.num_equal += not difference
+            if difference:
+                where = f"request {name}, choice {got.choice}, {running.num_resumes} resumes"
+                report.differences.append(f"{where}: {difference}")
+                self._tell(report.differences[-1])
 
     async def _readings_at_rest(self) -> dict[str, Reading]:
         """By service, once twice the same; what nobody asked for a while."""
