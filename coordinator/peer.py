@@ -70,13 +70,17 @@ class Peer:
         self._tasks = (asyncio.create_task(self._read_all()), asyncio.create_task(self._beat()))
 
     async def send(self, message: Any) -> None:
+        """Safe to cancel: a write that is cut short would end the whole call, so it goes on without its sender."""
         if self._failure is not None:
             raise self._failure
         self._said_something()
         self._has_spoken = True
         try:
-            async with self._write_lock:
-                await self._call.write(message)
+            writing = self._in_background(self._write(message))
+            await asyncio.wait({writing})
+            if writing.cancelled():  # by `close`
+                raise self._failure or self._gone("was closed here")
+            writing.result()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             # the reader learns why the call ended; its status is the better error
             await asyncio.wait({self._tasks[0]}, timeout=self._timeout_s)
@@ -162,8 +166,17 @@ class Peer:
     def _in_background(self, writing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(writing)
         self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        task.add_done_callback(self._written)
         return task
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writes.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever sends, if he is still there, has it as well
+
+    async def _write(self, message: Any) -> None:
+        async with self._write_lock:
+            await self._call.write(message)
 
     async def _send_all(self, messages: Iterable[Any]) -> None:
         with contextlib.suppress(OutriderError):
@@ -172,8 +185,7 @@ class Peer:
 
     async def _write_heartbeat(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-            async with self._write_lock:
-                await self._call.write(self._heartbeat)
+            await self._write(self._heartbeat)
 
     def _said_something(self) -> None:
         self._num_silent_ticks = 0

@@ -21,7 +21,7 @@ from outrider import results
 from outrider.client import Client
 from outrider.errors import OutriderError
 from outrider.lm.toy import ToyModel
-from outrider.settings import CoordinatorSettings, DraftWorkerSettings
+from outrider.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
 from outrider.v1 import common_pb2, draft_pb2, worker_pb2, worker_pb2_grpc
 
 TARGET = "toy:vocab=48,seed=5"
@@ -316,8 +316,6 @@ async def test_workers_that_register_themselves_serve_drain_and_are_forgotten() 
 
     server = await start(coordinator_server.serve, settings)
     worker = {"coordinators": (server.address,), "port": 0, "log_level": "warning", "drain_grace_s": 0.0}
-    from outrider.settings import TargetWorkerSettings
-
     target = await start(target_server.serve, TargetWorkerSettings(model=TARGET, **worker))
     draft = await start(draft_server.serve, DraftWorkerSettings(model=DRAFT, **worker))
 
@@ -370,3 +368,25 @@ async def test_a_worker_in_a_long_pass_goes_on_saying_that_it_lives(monkeypatch:
         answer = await client.complete("ABC", temperature=0, max_tokens=3, num_speculative_tokens=0)
         assert len(answer.token_ids) == 3
     assert num_words >= 12, "INCONCLUSIVE: nothing was heard in the pass"
+
+
+async def test_a_stream_waits_for_its_only_target_to_come_back() -> None:
+    model = TARGET + ",pass_ms=2"
+    async with in_process_stack(model, DRAFT, target_worker=AT_ONCE) as stack:
+        async with Client(stack.address, resume=None) as client:
+            request = {"temperature": 1.0, "seed": 9, "max_tokens": 300, "num_speculative_tokens": 2}
+            whole = await client.complete("ABC", **request)
+            port = stack.target[0].port
+
+            async def restart() -> None:
+                await stack.target[0].close()
+                settings = TargetWorkerSettings(model=model, port=port, log_level="warning", **AT_ONCE)
+                stack.target[0] = await start(target_server.serve, settings)
+
+            assert ids(await collect(client.generate("ABC", **request), 20, restart)) == whole.token_ids
+            await no_sessions(client)
+            with pytest.raises(OutriderError) as late:
+                timed = client.generate("ABC", temperature=0, max_tokens=4000, timeout_s=3.0)
+                await collect(timed, 5, stack.target[0].close)
+            assert late.value.status in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+            assert (await client.server_info()).num_requests_running == 0

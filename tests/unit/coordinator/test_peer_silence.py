@@ -109,6 +109,29 @@ async def test_a_peer_that_owes_nothing_may_be_silent(monkeypatch: pytest.Monkey
     assert not peer.was_asked
 
 
+async def test_a_sender_that_gives_up_does_not_cut_its_message_short() -> None:
+    """gRPC ends a call whose write is cancelled."""
+
+    class Slow(Call):
+        async def write(self, message: str) -> None:
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                self.cancelled = True
+                raise
+            await super().write(message)
+
+    call = Slow()
+    peer = listening(call, 0.5, 2.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await peer.send("first")
+    await peer.send("second")
+    assert call.heard == ["first", "second"]
+    assert not call.cancelled
+    peer.close()
+
+
 async def test_a_call_that_the_worker_ends_is_no_death() -> None:
     class Ended(Call):
         async def read(self) -> Any:
