@@ -46,6 +46,7 @@ class Failover:
         """Addresses that others are to be preferred to."""
         self._num_losses = 0
         self._num_forgotten = 0
+        self._causes: set[str] = set()
         self._lost_at = 0.0
         self._error: OutriderError | None = None
 
@@ -54,6 +55,7 @@ class Failover:
         if not self._num_losses:
             self._lost_at = now
         self._num_losses += 1
+        self._causes.add(cause)
         self._error = error
         if cause == SESSION:
             self._num_forgotten += 1
@@ -68,7 +70,13 @@ class Failover:
             return None
         self._num_losses = self._num_forgotten = 0
         self.failed.clear()
+        self._causes.clear()
         return now - self._lost_at
+
+    @property
+    def was_only_full(self) -> bool:
+        """Whether all that was met since the last token is workers without room."""
+        return self._causes == {FULL}
 
     def pause_s(self) -> float:
         """Before the next worker is asked: none at first, then longer and longer, never the same for two streams."""
@@ -85,8 +93,10 @@ class Failover:
             return self._lost_at + wait_s
         return deadline - min(LAST_WORDS_S, max(0.0, deadline - self._lost_at) / 10)
 
-    def gave_up(self, now: float) -> Unavailable:
-        """What the client is told."""
+    def gave_up(self, now: float) -> OutriderError:
+        """What the client is told: that there is no room, where that is all; or that no worker is left."""
+        if self.was_only_full and self._error is not None:
+            return self._error
         lost = self._error.message if self._error is not None else "none was there"
         return Unavailable(
             f"no target worker could go on with the stream for {now - self._lost_at:.1f} s; the last one: {lost}",

@@ -54,7 +54,8 @@ class TargetSide:
     """Opens, asks, and asks elsewhere. Errors that another worker would repeat go to the client.
 
     Where no worker can go on, a stream waits: until its client's deadline, or for `wait_s` where it has none. Then
-    Unavailable is raised; Internal once the stream itself is found to kill its workers.
+    Unavailable is raised, or ResourceExhausted if they all are full, at once for a stream that has not begun; Internal
+    once the stream itself is found to kill its workers.
     """
 
     def __init__(self, stream: Stream, pool: TargetPool, wait_s: float = 0.0, standby: Standby | None = None) -> None:
@@ -68,6 +69,7 @@ class TargetSide:
         self._epoch = 0
         self._network = Median()
         self._run_is_stopped = False
+        self._has_begun = False
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -173,7 +175,9 @@ class TargetSide:
 
     async def _connected(self) -> TargetLink:
         """A link to another worker, or to the same one where there is no other. Waits for one to come back."""
-        failover, pause_s = self._failover, self._failover.pause_s()
+        failover = self._failover
+        is_new_and_refused = failover.was_only_full and not self._has_begun
+        pause_s = 0.0 if is_new_and_refused else failover.pause_s()
         standby = self._standby.address if self._standby is not None else ""
         deadline = self._stream.deadline if self._stream.has_client_deadline else None
         try:
@@ -185,6 +189,8 @@ class TargetSide:
                     try:
                         return self._pool.connect_target(self._stream, frozenset(failover.failed), standby)
                     except Unavailable:
+                        if is_new_and_refused:  # its client is better told at once than kept waiting
+                            raise failover.gave_up(_now()) from None
                         if not failover.failed:
                             await change.wait()
                         failover.failed.clear()
@@ -192,6 +198,7 @@ class TargetSide:
             raise failover.gave_up(_now()) from None
 
     def _came(self, timed: Timed) -> Timed:
+        self._has_begun = True
         self._suspicion.answered(len(timed.verdict.committed_ids))
         if self._standby is not None and self._link is not None:
             self._standby.follow(self._link.address)

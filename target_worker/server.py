@@ -203,6 +203,7 @@ class _TargetStream(WorkerStream[TargetSession]):
                 task.cancel()
 
     async def _run(self, program: Program[T]) -> T:
+        self._turn.used()
         with self._stream.working():
             return await self._engine.run(program)
 

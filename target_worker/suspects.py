@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import asyncio
 
+MAX_UNASKED_S = 2.0
+"""A turn in which nothing is asked ends: whoever it was told to may be frozen."""
+
 
 class Suspects:
     """Of one worker, on its event loop."""
@@ -29,12 +32,22 @@ class Turn:
     def __init__(self, alone: asyncio.Lock) -> None:
         self._alone = alone
         self._num_tokens_left = 0
+        self._lapse: asyncio.TimerHandle | None = None
 
     async def take(self, num_tokens: int) -> None:
-        """Waits for it. It lasts for so many tokens, at least 1, or until `end`; one that lasts is taken anew."""
+        """Waits for it. It lasts for so many tokens, at least 1, or until `end`; one that lasts is taken anew. Unless
+        it is `used` soon, it lapses."""
         if not self._num_tokens_left:
             await self._alone.acquire()
+        self.used()
         self._num_tokens_left = num_tokens
+        self._lapse = asyncio.get_running_loop().call_later(MAX_UNASKED_S, self.end)
+
+    def used(self) -> None:
+        """The session's question has come, or will never. Harmless when repeated, or when no turn was taken."""
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._lapse = None
 
     def decided(self, num_tokens: int) -> None:
         """So many tokens more stand: the session is cleared with the last of its turn."""
@@ -45,6 +58,7 @@ class Turn:
 
     def end(self) -> None:
         """Harmless when repeated, or when it was never taken."""
+        self.used()
         if self._num_tokens_left:
             self._num_tokens_left = 0
             self._alone.release()

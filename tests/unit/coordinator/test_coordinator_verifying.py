@@ -282,6 +282,20 @@ async def test_full_workers_are_asked_again_until_there_is_room() -> None:
     assert counts.causes["full"] == 3
 
 
+async def test_a_stream_that_finds_all_workers_full_is_told_so_at_once_unless_it_has_begun() -> None:
+    side, pool, _, _ = make("a", "b")
+    pool.faults = {("a", "opens"): [FULL], ("b", "waits"): [FULL], ("b", "computes"): [FULL]}
+    with pytest.raises(ResourceExhausted):
+        await asyncio.wait_for(side.open(), 20)
+    assert [address for address, _, _ in pool.openings] == ["a", "b"]
+
+    side, pool, _, _ = await begun("a", wait_s=0.1)
+    pool.faults["a", "computes"] = [FULL] * 10_000
+    with pytest.raises(ResourceExhausted):
+        await side.verify(DRAFTS)
+    assert len(pool.openings) > 1, "it was asked again"
+
+
 async def test_a_stream_without_any_worker_waits_for_one_and_goes_on() -> None:
     side, pool, stream, _ = await begun("a")
     pool.faults["a", "computes"] = [DIED]

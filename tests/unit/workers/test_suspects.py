@@ -5,6 +5,7 @@ import random
 
 from conftest import scaled
 
+import target_worker.suspects as suspects_module
 from target_worker.suspects import Suspects
 
 
@@ -59,4 +60,22 @@ async def test_a_session_without_a_turn_counts_nothing_and_one_may_take_it_anew(
     await asyncio.sleep(0)
     assert not waiting.done()
     turn.decided(1)
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_turn_that_nobody_uses_lapses_and_one_that_is_used_does_not(monkeypatch):
+    monkeypatch.setattr(suspects_module, "MAX_UNASKED_S", 0.01)
+    suspects = Suspects()
+    frozen, asks, last = suspects.turn(), suspects.turn(), suspects.turn()
+    await frozen.take(1)
+    await asyncio.wait_for(asks.take(1), 5)
+    asks.used()
+    waiting = asyncio.create_task(last.take(1))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    frozen.decided(1)  # it wakes, too late: the turn is another's
+    frozen.end()
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    asks.decided(1)
     await asyncio.wait_for(waiting, 5)
