@@ -53,7 +53,8 @@ class HitRate:
     def __init__(self, prior: HitRate | None = None) -> None:
         self._prior = prior
         self._hits = self._seen = self._drafts = 0.0
-        self._share = 1.0
+        self._share: float = 1.0 if prior is None else prior._share
+        """Of what was wished behind outcomes, in those that came."""
         self._last = RoundDrafts(0, 0)
 
     def observe(self, report: RoundReport) -> None:
@@ -61,14 +62,13 @@ class HitRate:
         if report.ahead and self._last.num_drafts:
             self._add(report.ahead != MISS, self._last.num_drafts)
         if report.ahead in (HIT, LATE) and self._last.num_wished:
-            share = min(1.0, report.num_own_drafts / self._last.num_wished)
-            self._share = HIT_DECAY * self._share + (1 - HIT_DECAY) * share
+            self._add_share(min(1.0, report.num_own_drafts / self._last.num_wished))
         self._last = RoundDrafts(report.num_own_drafts, report.choice.ahead.num_draft_tokens)
 
     def of(self, num_drafts: int) -> float:
         """Behind a chain of so many drafts."""
         rate, mean_drafts = self._mean
-        return min(MAX_HIT_RATE, rate) ** (num_drafts / mean_drafts)
+        return float(min(MAX_HIT_RATE, rate) ** (num_drafts / mean_drafts))
 
     def tokens(self, expected: Sequence[float], num_drafts: int) -> float:
         """That a branch is to commit for which so many drafts were wished: unlikely outcomes have shorter ones.
@@ -84,6 +84,11 @@ class HitRate:
         self._drafts = HIT_DECAY * self._drafts + num_drafts
         if self._prior is not None:
             self._prior._add(was_hit, num_drafts)
+
+    def _add_share(self, share: float) -> None:
+        self._share = HIT_DECAY * self._share + (1 - HIT_DECAY) * share
+        if self._prior is not None:
+            self._prior._add_share(share)
 
     @property
     def _mean(self) -> tuple[float, float]:
@@ -104,7 +109,7 @@ class AheadCosts:
 
     def __init__(self) -> None:
         self._pass_ms = Median()
-        """Of a build, by its passes: one over the chain, one a draft."""
+        """Of a build."""
         self._slowdown = Median(NUM_RETRIES)
         self._num_rounds_without = 0
         self._num_retries = 0
@@ -136,9 +141,9 @@ class AheadCosts:
         self._slowdown.add(ratio)
         return 1 / SLOWED <= ratio <= SLOWED
 
-    def build_ms(self, num_draft_tokens: int, draft_ms: float) -> float:
-        """draft_ms: of one draft of a chain."""
-        return (1 + num_draft_tokens) * self._pass_ms.value(BUILD_SHARE * draft_ms)
+    def build_pass_ms(self, draft_ms: float) -> float:
+        """Of each pass of a build: one over the chain, one a draft. draft_ms: of one draft of a chain."""
+        return self._pass_ms.value(BUILD_SHARE * draft_ms)
 
     @property
     def is_due(self) -> bool:
@@ -178,7 +183,7 @@ def best_ahead(
     """
     if not candidate.max_branches or (len(costs.draft(candidate).network) < MIN_ROUNDS_BEFORE and not always):
         return None
-    rounds = [_Length.of(costs, candidate, expected, hits, n) for n in range(1, len(expected))]
+    rounds = lengths_of(costs, candidate, expected, hits)
     rate, worth = on_demand_rate, 0.0
     hit = miss = None
     for _ in range(MAX_ITERATIONS):
@@ -202,7 +207,7 @@ def best_ahead(
     return AheadRounds(miss.num_drafts, wish, num_drafts, tokens + costs.taken(num_drafts), ms, if_asked)
 
 
-class _Length(NamedTuple):
+class Length(NamedTuple):
     """Rounds of one length: tokens less those taken from others, and the time, on demand and with a branch at hand.
     hit_rate: of the round after it."""
 
@@ -213,24 +218,23 @@ class _Length(NamedTuple):
     tokens: float
     ms: float
 
-    @classmethod
-    def of(
-        cls, costs: RoundCosts, candidate: Candidate, expected: Sequence[float], hits: HitRate, num_drafts: int
-    ) -> _Length:
-        ahead, taken = costs.ahead(candidate), costs.taken(num_drafts)
-        slowed_ms = (ahead.slowdown - 1) * costs.verify_ms(num_drafts)
-        target_ms = costs.local_round_ms(num_drafts) + slowed_ms
-        on_demand_ms = costs.round_ms(candidate, num_drafts) + slowed_ms
-        build_ms = ahead.build_ms(num_drafts, costs.draft_ms(candidate, 1))
-        wait_ms = max(0.0, costs.draft(candidate).network.value() + build_ms - target_ms) / 2
-        return cls(
-            num_drafts,
-            hits.of(num_drafts),
-            hits.tokens(expected, num_drafts) - taken,
-            min(target_ms + wait_ms, on_demand_ms),
-            expected[num_drafts] - taken,
-            on_demand_ms,
-        )
+
+def lengths_of(costs: RoundCosts, candidate: Candidate, expected: Sequence[float], hits: HitRate) -> list[Length]:
+    """From one draft on. Asked for at each choice: what all have in common is computed once."""
+    lengths = range(1, len(expected))
+    ahead, network_ms, hit_rate = costs.ahead(candidate), costs.draft(candidate).network.value(), hits.of(1)
+    slowdown, pass_ms = ahead.slowdown, ahead.build_pass_ms(costs.draft_ms(candidate, 1))
+    beside_ms = costs.local_round_ms(0) - costs.verify_ms(0)
+    found = []
+    for num_drafts, ms in zip(lengths, costs.rounds_ms(candidate, lengths), strict=True):
+        verify_ms, taken = costs.verify_ms(num_drafts), costs.taken(num_drafts)
+        on_demand_ms, target_ms = ms + (slowdown - 1) * verify_ms, beside_ms + slowdown * verify_ms
+        late_ms = max(0.0, network_ms + (1 + num_drafts) * pass_ms - target_ms)
+        hit_ms = min(target_ms + late_ms / 2, on_demand_ms)
+        hit_tokens = hits.tokens(expected, num_drafts) - taken
+        tokens = expected[num_drafts] - taken
+        found.append(Length(num_drafts, hit_rate**num_drafts, hit_tokens, hit_ms, tokens, on_demand_ms))
+    return found
 
 
 def _mean(share: float, of_hits: float, of_misses: float) -> float:

@@ -303,10 +303,8 @@ class Objective:
         """The same with drafts ahead of the verdict, where it pays or is wished."""
         if self._draft_ahead == "off":
             return None
-        always = self._draft_ahead == "on"
-        found = best_ahead(
-            self._costs, candidate, expected, self.hit_rate(candidate), on_demand.rate, always=always
-        )  # fmt: skip
+        hits, always = self.hit_rate(candidate), self._draft_ahead == "on"
+        found = best_ahead(self._costs, candidate, expected, hits, on_demand.rate, always=always)
         if found is None:
             return None
         return Plan(

@@ -50,7 +50,8 @@ NO_FEATURES = FeatureRows()
 @dataclass(frozen=True, slots=True)
 class AheadWish:
     """What a draft worker is to draft ahead of a verdict: `num_draft_tokens` drafts behind each of the likeliest
-    outcomes, `num_branches` of them at most. `value_ms`: what a branch that is used saves; 0: not told."""
+    outcomes, `num_branches` of them at most. `value_ms`: what a branch that is used saves, so that drafts which are
+    unlikely to be used are left out; 0: not told, and every branch is whole."""
 
     num_branches: int = 0
     num_draft_tokens: int = 0

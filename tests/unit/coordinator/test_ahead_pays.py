@@ -14,8 +14,8 @@ from coordinator.gamma.ahead import (
     MIN_ROUNDS_BEFORE,
     NUM_RETRIES,
     HitRate,
-    _Length,
     best_ahead,
+    lengths_of,
 )
 from coordinator.gamma.costs import RoundCosts
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice, RoundReport
@@ -193,9 +193,9 @@ def test_no_other_lengths_commit_more(network_ms: float, survives: float) -> Non
     expected = [sum(0.8**i for i in range(n + 1)) for n in range(9)]
     found = best_ahead(costs, MODEL, expected, hits, 0.01, always=True)
     assert found is not None
-    rates = {}
+    rates, lengths = {}, lengths_of(costs, MODEL, expected, hits)
     for wished, asked in itertools.product(range(1, 9), repeat=2):
-        ahead, demand = (_Length.of(costs, MODEL, expected, hits, n) for n in (wished, asked))
+        ahead, demand = lengths[wished - 1], lengths[asked - 1]
         share = demand.hit_rate / (1 - ahead.hit_rate + demand.hit_rate)
         tokens = share * ahead.hit_tokens + (1 - share) * demand.tokens
         rates[wished, asked] = tokens / (share * ahead.hit_ms + (1 - share) * demand.ms)
