@@ -73,6 +73,8 @@ class Pool(_Model):
             raise ValueError(
                 f"num_gpus: {self.num_gpus:g}, but the {self.num_ranks} ranks of tensor_parallel want one each"
             )
+        if self.num_ranks > 1 and not (self.num_cpus or self.num_gpus or self.resources):
+            raise ValueError("num_cpus: 0, with no card or other resource: several ranks must reserve something")
         return self
 
     @property

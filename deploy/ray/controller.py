@@ -75,7 +75,11 @@ class Controller:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set."""
         while not stop.is_set():
-            await self.step()
+            try:
+                await self.step()
+                self._said.pop("step", None)
+            except Exception as error:  # whatever it is, workers that serve are not to be drained for it
+                self._say_once("step", f"{type(error).__name__}: {error}; looking again")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._fleet.scaling.interval_s):
                     await stop.wait()

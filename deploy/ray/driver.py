@@ -36,12 +36,10 @@ def up(file: Path, address: str, *, detach: bool, placement_timeout_s: float, re
         serving = placed.wait_serving(
             placement_timeout_s=placement_timeout_s, ready_timeout_s=ready_timeout_s, stopping=stopping
         )
-    except PlacementError as error:
-        placed.kill()
-        raise ResourceExhausted(str(error)) from error
-    except WorkerFailed as error:
-        placed.kill()
-        raise FailedPrecondition(str(error)) from error
+    except (PlacementError, WorkerFailed) as error:
+        placed.stop(adopted=False)
+        kind = ResourceExhausted if isinstance(error, PlacementError) else FailedPrecondition
+        raise kind(str(error)) from error
     except Stopped:
         placed.stop()
         return

@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 @dataclass
 class Placed:
-    """A worker's actor. The last answer that came is `status`, `answers` whether one came of the last question."""
+    """A worker's actor. `status` is the last answer that came, `answers` whether the last question had one in time."""
 
     name: str
     pool: Pool
@@ -49,6 +49,8 @@ class Placed:
     group: PlacementGroup | None = None
     port: int = 0
     """Where it was told to listen; 0: an earlier driver told it."""
+    adopted: bool = False
+    """An earlier driver had started it."""
     status: WorkerStatus | None = None
     answers: bool = False
     ending: bool = False
@@ -59,9 +61,10 @@ class Placed:
 
     @property
     def phase(self) -> Phase:
+        """One that is slow to answer is what it was; one whose process is gone is not."""
         if self.ending:
             return Phase.ENDING
-        return self.status.phase if self.answers and self.status is not None else Phase.PENDING
+        return Phase.PENDING if self.status is None or self.fault else self.status.phase
 
 
 class RayFleet:
@@ -181,28 +184,32 @@ class RayFleet:
         nodes, available = ray.nodes(), ray.available_resources()
         return [f"{worker.name}: {explain(worker.pool, nodes, available)}" for worker in workers]
 
-    def stop(self) -> None:
+    def stop(self, *, adopted: bool = True) -> None:
         """Drains every worker, each for as long as its own settings allow, ends its process, and waits until it is
-        gone."""
-        grace_s = max((grace_s_of(worker.pool) for worker in self.workers()), default=0.0)
-        for worker in self.workers():
+        gone. adopted: those that an earlier driver has started, too."""
+        leaving = [worker for worker in self.workers() if adopted or not worker.adopted]
+        grace_s = max((grace_s_of(worker.pool) for worker in leaving), default=0.0)
+        for worker in leaving:
             if not worker.ending:
                 self.drain(worker)
-        self._wait_while(lambda worker: worker.phase in (Phase.SERVING, Phase.DRAINING), grace_s)
-        self.kill()
+        self._wait_while(leaving, lambda worker: worker.phase in (Phase.SERVING, Phase.DRAINING), grace_s)
+        self._kill(leaving)
 
     def kill(self) -> None:
         """Ends every process at once, running sessions with it, and waits until all are gone."""
-        for worker in self.workers():
+        self._kill(self.workers())
+
+    def _kill(self, workers: Sequence[Placed]) -> None:
+        for worker in workers:
             if not worker.ending:
                 self.end(worker)
-        self._wait_while(lambda worker: True, GONE_TIMEOUT_S)
+        self._wait_while(workers, lambda worker: worker.name in self._workers, GONE_TIMEOUT_S)
 
-    def _wait_while(self, holds: Callable[[Placed], bool], timeout_s: float) -> None:
-        """Until it holds of no worker."""
+    def _wait_while(self, workers: Sequence[Placed], holds: Callable[[Placed], bool], timeout_s: float) -> None:
+        """Until it holds of none of them."""
         deadline = time.monotonic() + timeout_s
         self.look()
-        while any(map(holds, self.workers())) and time.monotonic() < deadline:
+        while any(map(holds, workers)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
             self.look()
 
@@ -213,7 +220,7 @@ class RayFleet:
                 with suppress(ValueError):
                     actor = ray.get_actor(name, namespace=self._fleet.namespace)
                     group = get_placement_group(name) if pool.num_ranks > 1 else None
-                    self._workers[name] = Placed(name, pool, index, actor, group)
+                    self._workers[name] = Placed(name, pool, index, actor, group, adopted=True)
 
     def _exists(self, worker: Placed) -> bool:
         """A name is free once its actor is dead for good; until then it may be started again."""

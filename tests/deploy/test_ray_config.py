@@ -34,6 +34,7 @@ def write(folder: Path, body: str) -> Path:
         ("replicas = 1\nmin_replicas = 2\nmax_replicas = 3", r"replicas: 1 is not between"),
         ("min_replicas = 0", r"pools\.0\.min_replicas"),
         ("num_gpus = 1\nsettings = { tensor_parallel = 2 }", r"num_gpus: 1, but the 2 ranks of tensor_parallel"),
+        ("num_cpus = 0\nsettings = { tensor_parallel = 2 }", r"num_cpus: 0, with no card"),
         ("[scaling]\nmin_usage = 0.9", r"scaling: .*min_usage: must be below max_usage"),
         ("[scaling]\nmin_draft_wait = 0.5", r"min_draft_wait: must be below max_draft_wait"),
         ("[scaling]\nup_delay = 1", r"scaling\.up_delay: Extra"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from outrider.results import ServerInfo
 
 TARGETS = Pool(name="t", role="target", replicas=2, min_replicas=1, max_replicas=3, settings={"model": "toy:vocab=8"})
 FLEET = Fleet(coordinators=("c:1",), pools=(TARGETS,), scaling=Scaling(up_delay_s=0, down_delay_s=0))
+QUICK = FLEET.model_copy(update={"scaling": Scaling(interval_s=0.001)})
 LATER = {Phase.PENDING: Phase.STARTING, Phase.STARTING: Phase.SERVING, Phase.DRAINING: Phase.DRAINED}
 
 
@@ -48,8 +50,7 @@ class FakeFleet:
         return lost
 
     def show(self, worker: Placed, phase: Phase) -> None:
-        worker.answers = phase is not Phase.PENDING
-        if worker.answers:
+        if phase is not Phase.PENDING:
             failure = "Traceback: bad model" if phase is Phase.FAILED else ""
             worker.status = WorkerStatus(worker.name, f"{worker.name}:1", worker.port, phase, failure)
 
@@ -199,6 +200,25 @@ async def test_a_new_driver_keeps_what_an_earlier_one_found_the_need_for() -> No
     rig.controller = Controller(FLEET, rig.fake, rig.ask, rig.said.append, clock=lambda: rig.now)
     await rig.settle()
     assert [worker.name for worker in rig.fake.workers()] == ["t-0", "t-1", "t-2"]
+
+
+async def test_a_look_that_fails_drains_nobody_and_is_repeated() -> None:
+    rig, stop, looks = Rig(), asyncio.Event(), 0
+    rig.controller = Controller(QUICK, rig.fake, rig.ask, rig.said.append, clock=lambda: rig.now)
+    look = rig.fake.look
+
+    def failing() -> list[Placed]:
+        nonlocal looks
+        looks += 1
+        if looks < 4:
+            raise ConnectionError("no head node")
+        stop.set()
+        return look()
+
+    rig.fake.look = failing
+    await rig.controller.run(stop)
+    assert rig.said.count("ConnectionError: no head node; looking again") == 1
+    assert rig.fake.done == ["start t-0", "start t-1"]
 
 
 async def test_a_restarted_worker_is_told() -> None:
