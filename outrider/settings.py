@@ -100,7 +100,10 @@ class CoordinatorSettings(ServerSettings):
     share_draft_cache: bool = Field(False, description="Draft from other tenants' outputs too: latency can leak them.")
     peer_timeout_s: float = Field(2.0, gt=0, description="A worker silent for this long with work outstanding is lost.")
     draft_breaker_share: float = Field(
-        0.02, gt=0, le=1, description="Share of the time that streams may lose to waiting for one draft worker in vain."
+        0.02,
+        gt=0,
+        le=1,
+        description="Share of the time that streams may lose to one draft worker before it is left alone; 1: never.",
     )
     draft_breaker_max_open_s: float = Field(
         60.0,

@@ -13,9 +13,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Where nothing is meant to be silent, only a slow machine is.
 os.environ.setdefault("OUTRIDER_PEER_TIMEOUT_S", "60")
-os.environ.setdefault("OUTRIDER_DRAFT_BREAKER_MAX_OPEN_S", "0.05")
+os.environ.setdefault("OUTRIDER_DRAFT_BREAKER_SHARE", "1")
 
 import outrider.lm  # noqa: F401  (before anything imports torch: it sets how idle threads wait)
+from coordinator import drafting
+
+drafting.MIN_WAIT_S = 0.25
 
 SCALE = float(os.environ.get("OUTRIDER_TEST_SCALE", "0.1"))
 

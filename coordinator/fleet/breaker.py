@@ -37,7 +37,8 @@ class Circuit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """lost_share: of the time that may be lost, in the long run. max_open_s: jitter comes on top."""
+    """lost_share: of the time, that may be lost in the long run; 1: the circuit stays closed. max_open_s: jitter comes
+    on top."""
 
     lost_share: float = 0.02
     max_open_s: float = 60.0
@@ -95,7 +96,7 @@ class CircuitBreaker:
         if circuit is Circuit.OPEN:
             return  # streams that asked before it was
         is_on_trial = circuit is Circuit.HALF_OPEN or now < self._closed_at + self._open_s
-        if is_on_trial or self._level_s >= BUDGET_S:
+        if self._limits.lost_share < 1 and (is_on_trial or self._level_s >= BUDGET_S):
             least_s = 2 * self._open_s if is_on_trial else MIN_OPEN_S
             self._open(now, max(least_s, self._level_s / self._limits.lost_share))
 

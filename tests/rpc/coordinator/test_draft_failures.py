@@ -6,6 +6,7 @@ Real services in this process; the faults are simulated by a proxy before a real
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -17,9 +18,14 @@ from test_metrics_served import free_port, scrape, total
 
 import draft_worker.server as draft_server
 from coordinator import drafting
+from coordinator.draft_link import DraftLink
+from coordinator.gamma.fixed import FixedGamma
+from coordinator.gamma.policy import Choice
 from outrider import results
 from outrider.client import Client
+from outrider.drafting.ratio_stop import Price
 from outrider.lm.toy_head import STATES
+from outrider.serving.session_calls import SealedProposal
 from outrider.settings import DraftWorkerSettings
 
 TARGET = "toy:vocab=48,seed=5,pass_ms=2"
@@ -29,8 +35,8 @@ RULES: dict[str, dict[str, Any]] = {
     "coupled": {"temperature": 1.0, "seed": 4},
 }
 SAMPLED = {"temperature": 1.0, "acceptance": "block"}
-PATIENT = {"draft_breaker_max_open_s": 0.05, "local_drafters": ()}
-"""What streams wait for in vain is forgotten at once."""
+ALONE = {"local_drafters": ()}
+"""Nobody guesses beside draft workers."""
 
 
 async def busy_draft(client: Client) -> str:
@@ -64,7 +70,7 @@ async def two_drafts(
             drafts[server.address] = server
             cleanup.push_async_callback(server.close)
         port = free_port()
-        values = {**PATIENT, "draft_workers": tuple(drafts), "metrics_port": port, **coordinator}
+        values = {**ALONE, "draft_workers": tuple(drafts), "metrics_port": port, **coordinator}
         stack = await cleanup.enter_async_context(
             in_process_stack(TARGET, None, coordinator=values, target_worker=target)
         )
@@ -146,7 +152,7 @@ async def rogue_and_honest(rogue: dict[str, Any], **coordinator: Any) -> AsyncIt
         honest = await cleanup.enter_async_context(in_process_stack(TARGET, DRAFT))
         address, servicer = await cleanup.enter_async_context(rogue_draft(honest.draft[0].address, seed=1, **rogue))
         port = free_port()
-        values = {**PATIENT, "draft_workers": (address,), "metrics_port": port, **coordinator}
+        values = {**ALONE, "draft_workers": (address,), "metrics_port": port, **coordinator}
         stack = await cleanup.enter_async_context(in_process_stack(TARGET, None, coordinator=values))
         yield await cleanup.enter_async_context(Client(stack.address)), servicer, port
 
@@ -200,7 +206,11 @@ async def test_a_circuit_that_is_open_lets_nobody_wait(monkeypatch: pytest.Monke
     monkeypatch.setattr(drafting, "FIRST_WAIT_S", 0.3)
     monkeypatch.setattr(drafting, "MIN_WAIT_S", 0.3)
     silence = {"faults": ("silence",), "silence_s": 300.0}
-    async with rogue_and_honest(silence, draft_breaker_max_open_s=600.0) as (client, rogue, port):
+    async with rogue_and_honest(silence, draft_breaker_share=0.001, draft_breaker_max_open_s=600.0) as (
+        client,
+        rogue,
+        port,
+    ):
         request = {**RULES["greedy"], "max_tokens": 60, "num_speculative_tokens": 3, "drafter": "model"}
         plain = await client.complete("ABC", **{**request, "num_speculative_tokens": 0})
         for _ in range(2):
@@ -247,30 +257,38 @@ async def test_a_stream_at_a_worker_that_hangs_goes_to_another_one(monkeypatch: 
 async def test_sampled_streams_use_the_drafts_that_were_told_before_a_worker_dies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A chain that may end early, of a draft worker that dies or hangs over its third draft, again and again."""
-    monkeypatch.setattr(drafting, "REOPEN_AFTER_S", 0.01)
-    monkeypatch.setattr(drafting, "MAX_REOPEN_AFTER_S", 0.02)
-    monkeypatch.setattr(drafting, "LOOK_AGAIN_S", 0.02)
-    real, told = draft_server.DraftServicer.Session, {"drawn": 0, "proposal": 0}
+    """Chains that may end early, of a draft worker that dies over the third draft of each third chain."""
+    for name in ("REOPEN_AFTER_S", "MAX_REOPEN_AFTER_S", "LOOK_AGAIN_S"):
+        monkeypatch.setattr(drafting, name, 0.01)
+    chosen, real, cuts = FixedGamma.choose, draft_server.DraftServicer.Session, []
+
+    def priced(self: FixedGamma, *args: Any) -> Choice:
+        choice = chosen(self, *args)
+        return choice if choice.candidate is None else dataclasses.replace(choice, price=Price(0.0))
 
     async def dying(servicer: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
-        num_drawn = 0
+        num_proposals = num_drawn = 0
         async for response in real(servicer, requests, context):
-            kind = response.WhichOneof("message")
-            told[kind] = told.get(kind, 0) + 1
-            num_drawn = num_drawn + 1 if kind == "drawn" else 0
+            num_proposals += response.WhichOneof("message") == "proposal"
+            num_drawn = num_drawn + 1 if response.WhichOneof("message") == "drawn" else 0
             yield response
-            if num_drawn == 2 and told["drawn"] % 5 == 0:
+            if num_proposals == 2 and num_drawn == 2:
                 raise RuntimeError("dies over its third draft")
 
+    def cut(link: DraftLink, num_draft_tokens: int) -> SealedProposal:
+        cuts.append(found := cut_before(link, num_draft_tokens))
+        return found
+
+    cut_before = DraftLink._cut
+    monkeypatch.setattr(FixedGamma, "choose", priced)
+    monkeypatch.setattr(DraftLink, "_cut", cut)
     monkeypatch.setattr(draft_server.DraftServicer, "Session", dying)
-    slow = "toy:vocab=48,seed=5,pass_ms=15"
-    values = {"coordinator": {**PATIENT, "draft_ahead": "off"}}
-    async with in_process_stack(slow, DRAFT, **values) as stack, Client(stack.address) as client:
-        answer = await client.complete("ABC", max_tokens=150, drafter="model", report_steps=True, **SAMPLED)
-        spec = answer.speculation
-        assert len(answer.token_ids) == 150
-        assert told["drawn"] > 0, "INCONCLUSIVE: no draft was told before its chain ended"
-        assert spec.num_draft_failures > 0, "INCONCLUSIVE: no worker died over a draft"
-        counted = spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens
-        assert counted + spec.num_plain_tokens == 150
+    async with in_process_stack(TARGET, DRAFT, coordinator=ALONE) as stack, Client(stack.address) as client:
+        answer = await client.complete("ABC", max_tokens=300, drafter="model", num_speculative_tokens=4, **SAMPLED)
+    spec = answer.speculation
+    assert len(answer.token_ids) == 300
+    assert spec.num_draft_failures > 0, "INCONCLUSIVE: no worker died over a draft"
+    assert any(found.num_draft_tokens == 2 for found in cuts), "INCONCLUSIVE: nothing was told before a death"
+    assert spec.gamma_histogram[2] > 0, "what was told was not verified"
+    counted = spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens
+    assert counted + spec.num_plain_tokens == 300

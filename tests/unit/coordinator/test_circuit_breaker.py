@@ -184,3 +184,10 @@ def test_coordinators_do_not_try_at_once() -> None:
     assert len(times) == 8
     least_s = max(0.6 / LIMITS.lost_share, MIN_OPEN_S)
     assert all(least_s <= open_s <= (1 + JITTER) * least_s for open_s in times)
+
+
+def test_a_share_of_all_time_leaves_nobody_alone() -> None:
+    one = CircuitBreaker(BreakerLimits(lost_share=1.0))
+    for number in range(50):
+        one.failed(number / 10, 5.0)
+    assert one.circuit(5.0) is Circuit.CLOSED

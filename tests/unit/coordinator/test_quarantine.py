@@ -89,7 +89,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_standings_outlive_workers_that_come_and_go() -> None:
-    standings = Standings(CoordinatorSettings(max_bad_proposals=2))
+    standings = Standings(CoordinatorSettings(max_bad_proposals=2, draft_breaker_share=0.02))
     standing = standings.of("host:1")
     standing.quarantine.meet("a")
     conduct = Conduct(standing, "a")
