@@ -96,7 +96,7 @@ bench-overload: setup  ## ten times more clients than places, and 2,000 streams 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py
 
-# SECONDS=, SEED=, STREAMS=, FAULTS= reach it as make variables or from the environment: see tests/faults/soak.
+# SECONDS=, SEED=, STREAMS=, LINES=, FAULTS= reach it as make variables or from the environment: see tests/faults/soak.
 soak: setup  ## kills, freezes, drains, bad networks and bad clients against real services; JSON last
 	PYTHONPATH=tests $(BIN)/python -m faults.soak
 

@@ -109,30 +109,28 @@ class Running:
 async def run_request(running: Running, addresses: Sequence[str], progress: Progress, seed: int) -> None:
     """Until it has completed, was cancelled as planned, or failed; that is noted in `running`."""
     try:
-        if running.request.resumes_by_hand:
-            await _resume_by_hand(running, addresses, progress, seed)
-        else:
-            async with outrider.Client(addresses, keep_alive=KEEP_ALIVE, resume=RESUME) as client:
-                await _stream(client, running, progress)
+        await _again_and_again(running, addresses, progress, seed)
     except (OutriderError, TimeoutError) as error:
         running.failure = _said(error)
 
 
-async def _resume_by_hand(running: Running, addresses: Sequence[str], progress: Progress, seed: int) -> None:
-    """Call after call, from one coordinator to the next. Raises what does not pass, or does not in time."""
-    rng = random.Random(f"{seed}/backoff/{running.request.name}")
+async def _again_and_again(running: Running, addresses: Sequence[str], progress: Progress, seed: int) -> None:
+    """Call after call, from one coordinator to the next. Raises what does not pass, or does not in time; once it has
+    begun, a text whose client should mend it is not helped here."""
+    by_hand, rng = running.request.resumes_by_hand, random.Random(f"{seed}/backoff/{running.request.name}")
     number, backoff_s, last_token_at, num_tokens = running.request.coordinator, MIN_BACKOFF_S, time.monotonic(), 0
     while True:
+        address = addresses[number % len(addresses)] if by_hand else addresses
         try:
-            address = addresses[number % len(addresses)]
-            async with outrider.Client(address, keep_alive=KEEP_ALIVE, resume=None) as client:
+            async with outrider.Client(address, keep_alive=KEEP_ALIVE, resume=None if by_hand else RESUME) as client:
                 await _stream(client, running, progress)
             return
         except OutriderError as error:
             if running.num_tokens > num_tokens:
                 backoff_s, last_token_at, num_tokens = MIN_BACKOFF_S, time.monotonic(), running.num_tokens
             running.refusals.append(_said(error))
-            if error.status not in PASSING or time.monotonic() - last_token_at > PATIENCE_S:
+            may_pass = error.status in PASSING and (by_hand or running.started is None)
+            if not may_pass or time.monotonic() - last_token_at > PATIENCE_S:
                 raise
         number += 1
         await asyncio.sleep(backoff_s * rng.uniform(0.5, 1.5))

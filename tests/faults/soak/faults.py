@@ -1,4 +1,4 @@
-"""Brings the planned faults about, one after the other, and takes the time until they are noticed and overcome."""
+"""Brings the planned faults about, and takes the time until they are noticed and overcome."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from faults.soak import plan
@@ -49,10 +49,28 @@ class Director:
         self._running = running
         self._launch = launch
         self._watching: set[asyncio.Task[None]] = set()
+        self._taken: set[str | tuple[str, str]] = set()
+        self._given_back = asyncio.Condition()
 
     async def bring(self, fault: Fault) -> None:
-        """From its turn until everything is whole again."""
+        """From its turn until everything that it hits is whole again. Several may be under way, of different things."""
         await self._progress.reach(self._progress.num_tokens + fault.after_tokens, limit_s=WATCH_S)
+        async with self._alone_with({*fault.victims, *fault.links}):
+            await self._bring(fault)
+
+    @contextlib.asynccontextmanager
+    async def _alone_with(self, names: set[str | tuple[str, str]]) -> AsyncIterator[None]:
+        async with self._given_back:
+            await self._given_back.wait_for(lambda: not names & self._taken)
+            self._taken |= names
+        try:
+            yield
+        finally:
+            async with self._given_back:
+                self._taken -= names
+                self._given_back.notify_all()
+
+    async def _bring(self, fault: Fault) -> None:
         self.damage.kinds[fault.kind] += 1
         hit = [*fault.victims, *(called for _, called in fault.links)]
         self.damage.targets_hit_at += [time.monotonic() for name in hit if name in TARGETS]

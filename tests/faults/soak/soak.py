@@ -92,19 +92,21 @@ def _p99(samples: list[float]) -> float | None:
 
 
 class Soak:
-    """`goes_on(number of faults so far)`: whether another fault is wanted."""
+    """num_streams: clients at once. num_lines: faults at once. goes_on: whether the fault of this number is wanted."""
 
     def __init__(
         self,
         seed: int,
         *,
         num_streams: int = 8,
+        num_lines: int = 2,
         deck: tuple[tuple[str, str], ...] = LONG_DECK,
         goes_on: Callable[[int], bool],
         log: TextIO = sys.stderr,
     ) -> None:
         self._seed = seed
         self._num_streams = num_streams
+        self._num_lines = num_lines
         self._deck = deck
         self._goes_on = goes_on
         self._log = log
@@ -127,12 +129,7 @@ class Soak:
             director = Director(self._fleet, self._progress, self._running, self._launch)
             report.damage = director.damage
             clients = [asyncio.create_task(self._client(number)) for number in range(self._num_streams)]
-            for index in itertools.count():
-                if not self._goes_on(index):
-                    break
-                planned = fault(self._seed, index, self._deck)
-                self._tell(f"fault {index}: {planned.kind} {' '.join(planned.victims) or planned.links or ''}")
-                await director.bring(planned)
+            await asyncio.gather(*(self._line(director, number) for number in range(self._num_lines)))
             self._stops = True
             self._tell("the last texts")
             await asyncio.gather(*clients, *self._beside)
@@ -144,6 +141,15 @@ class Soak:
         report.crashes, report.complaints = self._fleet.crashes, self._fleet.complaints
         report.num_law_pairs, report.law_p_value = self._oracle.num_law_pairs, self._oracle.law_p_value()
         return report
+
+    async def _line(self, director: Director, number: int) -> None:
+        """One fault after the other, beside those of the other lines."""
+        for index in itertools.count(number, self._num_lines):
+            if not self._goes_on(index):
+                return
+            planned = fault(self._seed, index, self._deck)
+            self._tell(f"fault {index}: {planned.kind} {' '.join(planned.victims) or planned.links or ''}")
+            await director.bring(planned)
 
     def _tell(self, line: str) -> None:
         print(f"{time.monotonic() - self._began:7.2f} s: {line}", file=self._log, flush=True)
