@@ -1,7 +1,7 @@
 """Events on their way to a client. Each stream has room for so many chunks; a slow client pauses its own alone.
 
-A stream that pauses keeps its place here and owes its workers nothing, so that these hear nothing of it: others may have
-its blocks whenever they are short, and its sessions end with their leases. It goes on from the log, as after a loss.
+A stream that pauses keeps its place here and asks its workers for nothing: others may have its blocks whenever they are
+short of some, and its sessions end with their leases. It goes on from the log, as after a loss.
 """
 
 from __future__ import annotations
