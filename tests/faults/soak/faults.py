@@ -72,8 +72,6 @@ class Director:
 
     async def _bring(self, fault: Fault) -> None:
         self.damage.kinds[fault.kind] += 1
-        hit = [*fault.victims, *(called for _, called in fault.links)]
-        self.damage.targets_hit_at += [time.monotonic() for name in hit if name in TARGETS]
         match fault.kind:
             case plan.KILL:
                 await self._kill(fault)
@@ -100,19 +98,21 @@ class Director:
         await asyncio.gather(*self._watching)
 
     async def _kill(self, fault: Fault) -> None:
+        open_streams = await asyncio.gather(*map(self._open_streams, fault.victims))
         for name in fault.victims:
-            open_streams = await self._open_streams(name)
             self._fleet.kill(name)
-            self.damage.num_kills += 1
-            self.damage.num_kills_of_streams += open_streams > 0
+        self.damage.num_kills += len(fault.victims)
+        self.damage.num_kills_of_streams += sum(map(bool, open_streams))
+        self._hit(fault.victims)
         self._time(fault, takes_recovery=fault.kind == plan.KILL and len(fault.victims) == 1)
         await self._lasts(fault)
         await self._restart(fault.victims)
 
     async def _freeze(self, fault: Fault) -> None:
+        await asyncio.gather(*map(self._open_streams, fault.victims))
         for name in fault.victims:
-            await self._open_streams(name)
             self._fleet.freeze(name)
+        self._hit(fault.victims)
         self._time(fault)
         await self._lasts(fault)
         for name in fault.victims:
@@ -135,9 +135,13 @@ class Director:
                     relay.delay_s = fault.delay_s
                 case plan.SILENT:
                     relay.fall_silent()
+        self._hit(called for _, called in fault.links)
         await self._lasts(fault)
         for link in fault.links:
             self._fleet.relays[link].heal()
+
+    def _hit(self, names: Iterable[str]) -> None:
+        self.damage.targets_hit_at += [time.monotonic() for name in names if name in TARGETS]
 
     async def _lasts(self, fault: Fault) -> None:
         await self._progress.reach(self._progress.num_tokens + fault.lasts_tokens, limit_s=fault.limit_s)
@@ -157,7 +161,9 @@ class Director:
         return 0
 
     def _time(self, fault: Fault, *, takes_recovery: bool = False) -> None:
-        """Beside everything else: figures, never judged."""
+        """Beside everything else: figures, never judged, of faults that come alone."""
+        if self._taken - {*fault.victims, *fault.links}:
+            return
         now = time.monotonic()
         workers = [name for name in fault.victims if name not in COORDINATORS]
         timings = [self._detect(worker, caller, now) for worker in workers for caller in COORDINATORS]

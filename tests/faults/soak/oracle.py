@@ -92,25 +92,17 @@ class Oracle:
                     return f"token {index} is {token_id}, which is impossible there"
                 likelier = float(p[p > p[token_id]].sum() + p[:token_id][p[:token_id] == p[token_id]].sum())
                 places.append(likelier + rng.random() * float(p[token_id]))
-            if request.options.get("logprobs"):
+            if got.token_logprobs[index : index + 1] and request.options.get("logprobs"):
                 error = abs(_log_softmax(logits)[token_id] - got.token_logprobs[index])
                 if not error <= MAX_LOGPROB_ERROR:
                     return f"logprob of token {index} is off by {error}"
             history.push(token_id)
             text += toy_char(token_id)
             finish, matched = _end(text, token_id, request.options, stopping)
-        if got.finish:
-            if (got.finish, got.matched_stop) != (finish, matched):
-                return f"ended by {got.finish} {got.matched_stop!r} where {finish or 'nothing'} {matched!r} ends it"
-            if got.text != _shown(text, matched, request.options):
-                return f"its text is {got.text!r}, its ids are {text!r}"
-        elif not text.startswith(got.text):
-            return f"its text so far is {got.text!r}, its ids are {text!r}"
-        if len(got.token_logprobs) != (len(got.token_ids) if request.options.get("logprobs") else 0):
-            return f"{len(got.token_logprobs)} logprobs came with {len(got.token_ids)} tokens"
-        # Whether a token comes with the one before it may follow from what it is: none past a planned end counts.
-        self.places.append(places[: request.cancel_after])
-        return ""
+        if got.finish or request.cancel_after is not None:
+            # Whether a token comes with the one before it may follow from what it is: none past a planned end counts.
+            self.places.append(places[: request.cancel_after])
+        return _end_fault(got, text, finish, matched, request.options)
 
     @property
     def num_law_pairs(self) -> int:
@@ -130,6 +122,17 @@ class Oracle:
                 counts[_bin(first), _bin(second)] += 1
         expected = counts.sum() / PAIR_BINS**2
         return float(stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), PAIR_BINS**2 - 1))
+
+
+def _end_fault(got: Delivered, text: str, finish: str, matched: int | str | None, options: Any) -> str:
+    """What is wrong with all but the ids, which give `text` and end as they should by `finish` and `matched`."""
+    if len(got.token_logprobs) != (len(got.token_ids) if options.get("logprobs") else 0):
+        return f"{len(got.token_logprobs)} logprobs came with {len(got.token_ids)} tokens"
+    if not got.finish:
+        return "" if text.startswith(got.text) else f"its text so far is {got.text!r}, its ids are {text!r}"
+    if (got.finish, got.matched_stop) != (finish, matched):
+        return f"ended by {got.finish} {got.matched_stop!r} where {finish or 'nothing'} {matched!r} ends it"
+    return "" if got.text == _shown(text, matched, options) else f"its text is {got.text!r}, its ids are {text!r}"
 
 
 def _bin(place: float) -> int:

@@ -18,6 +18,8 @@ from faults.soak.oracle import Oracle
 from faults.soak.plan import COORDINATORS, LONG_DECK, SERVICES, Request, fault, request
 from faults.soak.readings import Reading
 
+from outrider.errors import Unavailable
+
 MIN_LAW_P_VALUE = 1e-6
 """One right run in a million is taken for wrong."""
 REST_S = 1.0
@@ -202,7 +204,7 @@ class Soak:
                 self._tell(report.differences[-1])
 
     async def _readings_at_rest(self) -> dict[str, Reading]:
-        """By service, once twice the same; what nobody asked for a while."""
+        """By service, once they are twice the same. Raises Unavailable."""
         last: dict[str, Reading] = {}
         for _ in range(MAX_LOOKS):
             await asyncio.sleep(REST_S)
@@ -210,7 +212,7 @@ class Soak:
             if now == last and len(now) == len(SERVICES) and _all_healthy(now):
                 return now
             last = now
-        return last
+        raise Unavailable(f"the fleet does not come to rest: {last}")
 
     async def _leaks(self, before: dict[str, Reading]) -> list[str]:
         """What is held beyond what was held at first, once it does not become less any more."""
