@@ -159,7 +159,7 @@ class Controller:
                     again = "serves again" if worker.name in self._pids else "serves"
                     self._say(f"{worker.name} {again} at {worker.status.address} (pid {worker.status.pid})")
                 self._pids[worker.name] = worker.status.pid
-            if worker.status is None and not worker.ending:
+            if worker.phase is Phase.PENDING:
                 if now - self._homeless.setdefault(worker.name, now) >= PATIENCE_S:
                     homeless.append(worker)
             elif self._homeless.pop(worker.name, None) is not None:

@@ -119,8 +119,7 @@ class RayFleet:
     def end(self, worker: Placed) -> None:
         """Its process, at once and for good; what it has reserved is free once it is gone."""
         ray.kill(worker.actor, no_restart=True)
-        if worker.group is not None:
-            remove_placement_group(worker.group)
+        _free(worker.group)
         worker.ending = True
 
     def look(self, timeout_s: float = 1.0) -> list[Placed]:
@@ -137,7 +136,9 @@ class RayFleet:
             worker.answers = _take_answer(worker)
             if not worker.answers and (worker.ending or worker.question is None) and not self._exists(worker):
                 del self._workers[worker.name]
-                lost += [] if worker.ending else [worker]
+                if not worker.ending:
+                    lost.append(worker)
+                    _free(worker.group)
         return lost
 
     def statuses(self, timeout_s: float = 5.0) -> dict[str, WorkerStatus | None]:
@@ -148,8 +149,8 @@ class RayFleet:
     def wait_serving(
         self, *, placement_timeout_s: float, ready_timeout_s: float, stopping: threading.Event | None = None
     ) -> dict[str, WorkerStatus]:
-        """Returns when all serve. Raises PlacementError when one gets no place, WorkerFailed when one cannot serve,
-        Stopped when `stopping` was set."""
+        """Returns when all serve that do not drain. Raises PlacementError when one gets no place, WorkerFailed when one
+        cannot serve, Stopped when `stopping` was set."""
         stopping = stopping or threading.Event()
         started = time.monotonic()
         while not stopping.is_set():
@@ -157,10 +158,10 @@ class RayFleet:
                 if worker.name not in self._workers or worker.phase is Phase.FAILED:
                     raise WorkerFailed(why_failed(worker))
             serving = {w.name: w.status for w in self.workers() if w.phase is Phase.SERVING and w.status is not None}
-            if len(serving) == len(self._workers):
+            if len(serving) == len([w for w in self.workers() if w.phase not in (Phase.DRAINING, Phase.DRAINED)]):
                 return serving
             waited_s = time.monotonic() - started
-            homeless = [worker for worker in self.workers() if worker.status is None]
+            homeless = [worker for worker in self.workers() if worker.phase is Phase.PENDING]
             if homeless and waited_s > placement_timeout_s:
                 raise PlacementError(f"no place after {placement_timeout_s:g} s for " + "; ".join(self.lacks(homeless)))
             if waited_s > placement_timeout_s + ready_timeout_s:
@@ -214,13 +215,17 @@ class RayFleet:
             self.look()
 
     def _adopt(self) -> None:
-        for pool in self._fleet.pools:
-            for index in range(pool.max_replicas):
-                name = f"{pool.name}-{index}"
-                with suppress(ValueError):
-                    actor = ray.get_actor(name, namespace=self._fleet.namespace)
-                    group = get_placement_group(name) if pool.num_ranks > 1 else None
-                    self._workers[name] = Placed(name, pool, index, actor, group, adopted=True)
+        """By name: also those that a file which has changed since wants no more."""
+        there = ray.util.list_named_actors(all_namespaces=True)
+        for name in sorted(actor["name"] for actor in there if actor["namespace"] == self._fleet.namespace):
+            pool_name, _, index = name.rpartition("-")
+            pool = next((pool for pool in self._fleet.pools if pool.name == pool_name), None)
+            if pool is None or not index.isdecimal():
+                continue
+            with suppress(ValueError):
+                actor = ray.get_actor(name, namespace=self._fleet.namespace)
+                group = get_placement_group(name) if pool.num_ranks > 1 else None
+                self._workers[name] = Placed(name, pool, int(index), actor, group, adopted=True)
 
     def _exists(self, worker: Placed) -> bool:
         """A name is free once its actor is dead for good; until then it may be started again."""
@@ -265,6 +270,11 @@ def _own_group(pool: Pool, name: str, **lifetime: str) -> PlacementGroup:
     """One bundle: ranks are children of the actor's process, and see the cards that Ray gave to it."""
     selector = {"bundle_label_selector": [pool.label_selector]} if pool.label_selector else {}
     return placement_group([demands(pool)], strategy="STRICT_PACK", name=name, **lifetime, **selector)
+
+
+def _free(group: PlacementGroup | None) -> None:
+    if group is not None:
+        remove_placement_group(group)
 
 
 def _actor_options(pool: Pool, group: PlacementGroup | None) -> dict[str, Any]:

@@ -15,9 +15,9 @@ class Load:
 
     num_waiting: streams that wait for a place on them; of targets, also those that wait in a coordinator. num_sessions:
     streams that have one. usage: share of their room that these take, 0 to 1: cache blocks held, blocks promised, or
-    rows of a pass, whichever is scarcest. Of the last rounds that asked the pool for
-    drafts, None where none did: draft_wait is the share of their time that they waited for a worker's turn, or for
-    drafts that did not come; accepted_drafts how many of its drafts were accepted, a round.
+    rows of a pass, whichever is scarcest. Of the last rounds that asked the pool for drafts, None where none did:
+    draft_wait is the share of their time that they waited for a worker's turn, or for drafts that did not come;
+    accepted_drafts how many of its drafts were accepted, a round.
     """
 
     num_serving: int

@@ -299,12 +299,12 @@ def test_worker_that_cannot_start_says_why(demand: dict[str, Any], reason: str) 
 
 
 def test_detached_workers_stay_until_they_are_found_and_stopped() -> None:
-    fleet = small()
+    fleet = small(replicas=2)
     status = RayFleet.place(fleet, detached=True).wait_serving(placement_timeout_s=TIMEOUT_S, ready_timeout_s=TIMEOUT_S)
     again = RayFleet.place(fleet, detached=True)
     assert again.statuses() == status
     again.stop(adopted=False)
-    found = RayFleet.find(fleet)
+    found = RayFleet.find(small())  # of a file that wants fewer by now
     assert found.statuses() == status
     found.stop()
     assert RayFleet.find(fleet).statuses() == {}
