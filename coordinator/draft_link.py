@@ -55,6 +55,8 @@ class DraftLink:
         self.conduct = conduct or Conduct(Standing())
         self.is_cut = False
         """Whether the last proposal is what had come of it when its time was up, or the worker was lost."""
+        self.vain_wait_s = 0.0
+        """How long its last draft was waited for that did not come in time."""
         self._peer = peer
         self._log = log
         self._max_ahead_tokens = 0
@@ -68,6 +70,7 @@ class DraftLink:
         self._asked_at = 0.0
         self._drawn: list[wire.SealedProposal] = []
         """Drafts of the proposal that was asked for last, as they came one by one."""
+        self._drawn_at = 0.0
         self._has_begun = False
         """Whether the worker has begun the proposal that was asked for last."""
         self._sent_length: int | None = None
@@ -147,7 +150,7 @@ class DraftLink:
         because the worker died over it, would select among draws. So the worker tells each draft before it goes on to
         the next: when a draft comes follows from those before it, and those that came are used, whatever happens. An
         older worker only tells that it has begun: it is waited for then, and lost if that is in vain."""
-        self._has_begun, self.is_cut = False, False
+        self._has_begun, self.is_cut, self.vain_wait_s = False, False, 0.0
         self._drawn.clear()
         try:
             async with asyncio.timeout(wait_s) as limit:
@@ -159,6 +162,7 @@ class DraftLink:
                         return proposal if self._covered else self._checked(proposal, most)
         except TimeoutError:
             if self._drawn:
+                self.vain_wait_s = time.perf_counter() - self._drawn_at
                 return self._cut(num_draft_tokens)
             if self._has_begun:
                 raise self._lost(f"has begun a proposal and owes it for {MAX_LATE_S:g} s", "OVERDUE") from None
@@ -257,6 +261,7 @@ class DraftLink:
             if isinstance(message, wire.Drawn):
                 if message.header == expected and len(self._drawn) < MAX_DRAWN:
                     self._drawn.append(message.proposal)
+                    self._drawn_at = time.perf_counter()
                 continue
             self._take(message)
             self._check()

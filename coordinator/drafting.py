@@ -204,6 +204,8 @@ class DraftSide:
         self._count_dropped(link)
         if link.is_cut:
             history.add(elapsed_ms / num_units)
+            if link.vain_wait_s:
+                breaker.failed(time.monotonic(), link.vain_wait_s, self._pool.num_streams(link))
             return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000))
         breaker.succeeded(time.monotonic())
         if link.ahead_counts.num_hits > num_hits:

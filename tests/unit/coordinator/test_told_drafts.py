@@ -92,6 +92,7 @@ async def test_what_has_come_is_used_whatever_becomes_of_the_rest(end: tuple[Any
     link, _, _ = await link_to(drawn(4), drawn(5, compute_us=7), *end)
     assert await propose(link, 0.05) == chain(4, 5, compute_us=7)
     assert link.is_cut
+    assert (link.vain_wait_s > 0) == (not end), "a worker that is lost is charged for where it is found"
     assert not link.ready(), "it owes the rest, which will be dropped"
     assert link.late_s > 0
 
