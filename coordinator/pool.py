@@ -31,6 +31,7 @@ from outrider.serving.worker_calls import describe
 from outrider.settings import CoordinatorSettings
 
 LAST_PROBE_S = 2.0
+"""How long a worker that a stream may have killed has to show that it lives."""
 
 
 class SessionPool:

@@ -92,9 +92,11 @@ class TargetLink:
         """A session for the question that comes next, whose answer has the logprobs of the prompt, if asked for. Of a
         suspect it waits for its turn, see `num_suspect_tokens`."""
         self._peer.num_outstanding = int(opening.num_suspect_tokens > 0)
+        self._is_getting_ready = True
         await self._peer.send(wire.target_open(self._opens(dataclasses.replace(opening, deferred=True))))
         if opening.num_suspect_tokens:
             await self._ready()
+        self._is_getting_ready = False
 
     async def ingest(self) -> None:
         """Of a session that is asked nothing: the worker has computed the log as it stands when it has nothing else to
@@ -225,15 +227,13 @@ class TargetLink:
 
     async def _ready(self) -> None:
         """Waits until the worker stands where it was told to. One of an older version gives a token at once instead."""
-        self._is_getting_ready = True
         try:
             while not isinstance(message := await self._peer.receive(), wire.Ready):
                 if isinstance(message, wire.Lagging):
                     raise self._lost(f"is at another text ({message.header})")
                 if isinstance(message, Verdict):
                     self._early = message
-                    break
-            self._is_getting_ready = False
+                    return
         finally:
             self._peer.num_outstanding = 0
 

@@ -28,9 +28,13 @@ class Peer:
         self.was_asked = False
         self.unheard_s = 0.0
         self.messages = list(messages)
+        self.is_gone = False
         self.sent: list[Any] = []
 
     async def send(self, message: Any) -> None:
+        if self.is_gone:
+            self.was_asked = self.num_outstanding > 0
+            raise Unavailable("nobody there")
         kind = message.WhichOneof("message")
         self.sent.append((kind, getattr(message, kind)))
 
@@ -104,6 +108,12 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_computed(lost: Any) -> N
         await link.open_deferred(SUSPECT)
     assert not link.was_asked
     assert not peer.num_outstanding
+
+    link, peer = link_to()
+    peer.is_gone = True
+    with pytest.raises(Unavailable):
+        await link.open_deferred(SUSPECT)
+    assert not link.was_asked
 
     link, peer = link_to(Ready(LOG.header(3)), Unavailable("gone"))
     await link.open_deferred(SUSPECT)
