@@ -102,7 +102,6 @@ class CoordinatorSettings(ServerSettings):
     draft_breaker_share: float = Field(
         0.02,
         gt=0,
-        le=1,
         description="Share of the time that streams may lose to one draft worker before it is left alone; 1: never.",
     )
     draft_breaker_max_open_s: float = Field(
