@@ -14,8 +14,9 @@ from typing import Any
 
 from coordinator.model import ServedModel
 from coordinator.prompt import prompt_ids
+from coordinator.structured_output import check_it_can_end, resolve_grammar
 from coordinator.text.bad_words import bad_word_ids
-from outrider.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.sampling.history import History
 from outrider.sampling.masks import BadWords, TokenSet, is_masked, leaves_a_token
 from outrider.sampling.noise import hash_ids
@@ -97,7 +98,7 @@ def resolve_request_id(request: Any) -> str:
 def resolve(
     request: Any, model: ServedModel, settings: CoordinatorSettings, *, request_id: str, tenant: str = "default"
 ) -> ResolvedRequest:
-    """Raises InvalidArgument, Unimplemented or FailedPrecondition naming the field."""
+    """Raises InvalidArgument or FailedPrecondition naming the field."""
     _refuse_unsupported(request)
     output = _resolve_output(request.output)
     sampling = _resolve_sampling(request, model, settings)
@@ -105,6 +106,7 @@ def resolve(
     stop_strings = _resolve_stop_strings(request.stopping)
     ids = prompt_ids(request, model)
     stopping = _resolve_stopping(request.stopping, len(ids), model, settings)
+    check_it_can_end(sampling.grammar, stopping)
     _check_masks(sampling, stopping, model.description.vocab_size)
     prompt_hash = hash_ids(ids)
     resumed = _resolve_resume(request, prompt_hash, sampling, stopping, output["num_choices"], model)
@@ -131,10 +133,6 @@ def _refuse_unsupported(request: Any) -> None:
     for field, what in (("lora_adapter", "LoRA adapters"), ("tools_json", "tools"), ("image_urls", "images")):
         if getattr(request, field):
             raise InvalidArgument(f"{field}: {what} are not supported", field=field, reason="NOT_SUPPORTED")
-    if request.HasField("structured_output"):
-        constraint = request.structured_output.WhichOneof("constraint")
-        field = "structured_output" + (f".{constraint}" if constraint else "")
-        raise Unimplemented(f"{field}: structured output is not supported yet; leave it unset", field=field)
 
 
 def _resolve_sampling(request: Any, model: ServedModel, settings: CoordinatorSettings) -> SamplingParams:
@@ -164,6 +162,7 @@ def _resolve_sampling(request: Any, model: ServedModel, settings: CoordinatorSet
         acceptance=_acceptance(request.speculation.acceptance, options.HasField("seed"), settings),
         allowed_token_ids=_allowed_token_ids(options, model.description.vocab_size),
         bad_words=BadWords(bad_word_ids(options.bad_words, model.codec)),
+        grammar=resolve_grammar(request),
     )
 
 

@@ -16,6 +16,7 @@ from outrider.drafting.received_features import ReceivedFeatures
 from outrider.errors import InvalidArgument
 from outrider.lm.head_model import HeadModel
 from outrider.lm.interface import Program
+from outrider.sampling.grammar import GrammarVocabulary
 from outrider.serving.checks import check_draft_opening, check_num_drafts
 from outrider.serving.messages import DraftOpening, FeatureRows, Header
 from outrider.serving.session_log import SessionCounters, SessionLog
@@ -40,10 +41,11 @@ class HeadSession:
         memory: HeadMemory,
         max_draft_tokens: int = 16,
         counters: SessionCounters | None = None,
+        grammars: GrammarVocabulary | None = None,
     ) -> None:
         check_draft_opening(opening, vocab_size=model.vocab_size)
         _check(opening, name, features, model)
-        self.log = SessionLog(opening, vocab_size=model.vocab_size)
+        self.log = SessionLog(opening, vocab_size=model.vocab_size, grammars=grammars)
         self.counters = counters or SessionCounters()
         self.closed = False
         self._name = name

@@ -11,6 +11,7 @@ from outrider.lm.engine import Engine
 from outrider.lm.head_model import HeadModel
 from outrider.lm.interface import LoadedModel
 from outrider.lm.states import write_states
+from outrider.sampling.grammar import GrammarVocabulary
 from outrider.serving.equipment import Equipment
 from outrider.serving.messages import DraftOpening
 from outrider.serving.session_log import SessionCounters
@@ -56,7 +57,7 @@ class HeldHead(Equipment):
         """The engine has sized what heads may hold."""
         self.memory = HeadMemory(self.model.max_bytes)
 
-    def session(self, opening: DraftOpening, counters: SessionCounters) -> HeadSession:
+    def session(self, opening: DraftOpening, counters: SessionCounters, grammars: GrammarVocabulary) -> HeadSession:
         return HeadSession(
             opening,
             self.model,
@@ -65,6 +66,7 @@ class HeldHead(Equipment):
             memory=self.memory,
             max_draft_tokens=self._settings.max_draft_tokens,
             counters=counters,
+            grammars=grammars,
         )
 
     @property

@@ -145,6 +145,7 @@ class _DraftStream(WorkerStream[DraftSession]):
             max_ahead_branches=settings.ahead_branches,
             counters=self._worker.counters,
             stops=self._stops,
+            grammars=self._worker.grammars,
         )
         self._free()
         with self._stream.working():

@@ -20,6 +20,7 @@ from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
 from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
+from outrider.sampling.grammar import GrammarVocabulary
 from outrider.serving.checks import check_draft_opening, check_num_drafts
 from outrider.serving.messages import AheadWish, Branches, DraftOpening, Header
 from outrider.serving.session_log import SessionCounters, SessionLog
@@ -51,9 +52,10 @@ class DraftSession:
         max_ahead_branches: int = 0,
         counters: SessionCounters | None = None,
         stops: StopMemory | None = None,
+        grammars: GrammarVocabulary | None = None,
     ) -> None:
         check_draft_opening(opening, vocab_size=vocab_size)
-        self.log = SessionLog(opening, vocab_size=vocab_size)
+        self.log = SessionLog(opening, vocab_size=vocab_size, grammars=grammars if translator is None else None)
         self.counters = counters or SessionCounters()
         self.sequence: SequenceHandle | None = None
         self.tenant = opening.tenant

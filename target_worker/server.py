@@ -132,6 +132,7 @@ class _TargetStream(WorkerStream[TargetSession]):
             drafters=self._heads.held,
             states=self._heads.states,
             meter=self._meter,
+            grammars=self._worker.grammars,
         )
         self._free()
         with self._stream.working():

@@ -14,6 +14,7 @@ from outrider.drafting.proposal import EMPTY, Proposal, ProposalFault, check
 from outrider.drafting.tree import PREFIX
 from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm.interface import Forward, ForwardResult, Program, SequenceHandle
+from outrider.sampling.grammar import GrammarVocabulary
 from outrider.sampling.params import Finish
 from outrider.serving.checks import check_target_opening
 from outrider.serving.messages import NO_FEATURES, Header, TargetOpening, TokenLogprobs, Verdict
@@ -34,7 +35,8 @@ class TargetSession:
     """One epoch of one stream. Its programs run one at a time; `sequence` must be set before the first.
 
     drafters: those that this worker has of its own. states: those that the model keeps. meter: of the worker, for
-    streams with fresh seeds. Raises InvalidArgument, naming the field, on an opening that cannot be served.
+    streams with fresh seeds. grammars: what its tokens spell. Raises InvalidArgument, naming the field, on an opening
+    that cannot be served.
     """
 
     sequence: SequenceHandle
@@ -50,11 +52,12 @@ class TargetSession:
         drafters: HeldDrafters = NO_DRAFTERS,
         states: Sequence[int] = (),
         meter: LosslessnessMeter = NO_METER,
+        grammars: GrammarVocabulary | None = None,
     ) -> None:
         check_target_opening(
             opening, vocab_size=vocab_size, context_length=context_length, max_draft_tokens=max_draft_tokens
         )
-        self.log = SessionLog(opening, vocab_size=vocab_size, context_length=context_length)
+        self.log = SessionLog(opening, vocab_size=vocab_size, context_length=context_length, grammars=grammars)
         self.finish = Finish.NONE
         self.counters = counters or SessionCounters()
         self._max_draft_tokens = opening.max_draft_tokens

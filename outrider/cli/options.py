@@ -25,7 +25,13 @@ TOY_AGREEMENT = 0.8
 """Of the draft that a toy target gets when the user names none."""
 
 Address = Annotated[
-    str, typer.Option("--address", "-a", envvar="OUTRIDER_ADDRESS", help="host:port of the coordinator.")
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="OUTRIDER_ADDRESS",
+        help="host:port of the coordinator; several with commas between, or dns:///HOST:PORT for all behind a name.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print for machines: JSON on stdout.")]
 Target = Annotated[str, typer.Option("--target", help="Target: bundle, hub id, folder, GGUF file or toy:key=value,...")]
@@ -62,6 +68,9 @@ _REQUEST: dict[str, tuple[Any, str]] = {
     "stop": (list[str], "End before this string; may be given several times."),
     "bad_words": (list[str], "Never in the answer; may be given several times."),
     "allowed_token_ids": (list[int], "Only these ids in the answer; may be given several times."),
+    "json_schema": (str, "The answer is JSON of this schema; {} allows any JSON."),
+    "regex": (str, "The answer matches this regular expression as a whole."),
+    "grammar": (str, "The answer follows this grammar, in llguidance's dialect of Lark."),
     "ignore_eos": (bool, "Go on past the model's end of sequence."),
     "num_speculative_tokens": (int, "Drafts a round; 0: plain decoding. Absent: adaptive."),
     "max_speculative_tokens": (int, "Cap of the adaptive number of drafts."),

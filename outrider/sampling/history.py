@@ -1,4 +1,4 @@
-"""The tokens that penalties and min_tokens look at, with cheap push and pop for drafted tokens.
+"""The tokens that penalties, masks and min_tokens look at, with cheap push and pop for drafted tokens.
 
 Definitions are vLLM's and OpenAI's: the repetition penalty reads prompt and output, the presence and frequency
 penalties the output only. https://docs.vllm.ai/en/latest/api/vllm/sampling_params/
@@ -7,8 +7,12 @@ penalties the output only. https://docs.vllm.ai/en/latest/api/vllm/sampling_para
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from outrider.sampling.grammar import GrammarState
 
 
 class History:
@@ -18,9 +22,13 @@ class History:
     the newest one when that push is undone, so pop only ever drops the last slot.
     """
 
-    __slots__ = ("_counts", "_ids", "_num_prompt_slots", "_output", "_slots")
+    __slots__ = ("_counts", "_ids", "_num_prompt_slots", "_output", "_slots", "grammar")
 
-    def __init__(self, prompt_ids: Sequence[int], output_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int] = (), grammar: GrammarState | None = None
+    ) -> None:
+        """grammar: before the first token of the output; it goes along."""
+        self.grammar = grammar
         prompt = list(dict.fromkeys(prompt_ids))
         self._num_prompt_slots = len(prompt)
         self._slots = {token_id: slot for slot, token_id in enumerate(prompt)}
@@ -59,11 +67,15 @@ class History:
         self._ids[slot] = token_id
         self._counts[slot] += 1
         self._output.append(token_id)
+        if self.grammar is not None:
+            self.grammar.push(token_id)
 
     def pop(self, n: int = 1) -> None:
         """Takes back the last `n` output tokens; ValueError when there are fewer."""
         if not 0 <= n <= len(self._output):
             raise ValueError(f"cannot pop {n} of {len(self._output)} output tokens")
+        if self.grammar is not None:
+            self.grammar.pop(n)
         for _ in range(n):
             token_id = self._output.pop()
             slot = self._slots[token_id]

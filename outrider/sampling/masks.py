@@ -1,5 +1,6 @@
 """Tokens that may not come next: everything outside `allowed_token_ids`, the ends of `bad_words`, stop ids before
-`min_tokens`. Masked logits are -inf, so a masked token has probability 0 under every rule, on draft and target alike.
+`min_tokens`, what a grammar does not let follow. Masked logits are -inf, so a masked token has probability 0 under
+every rule, on draft and target alike.
 
 A bad word is a sequence of ids, as vLLM defines it: its last id is masked where the output ends with the ids before it.
 Only the output is looked at, drafts before the position included; the prompt may hold what it likes.
@@ -66,7 +67,8 @@ NO_BAD_WORDS = BadWords()
 
 def needs_masks(params: SamplingParams, stopping: StoppingParams, history: History) -> bool:
     """Whether `apply_masks` could change anything."""
-    return bool(params.allowed_token_ids or params.bad_words) or _masks_stops(stopping, history)
+    masks_always = params.allowed_token_ids or params.bad_words or history.grammar is not None
+    return bool(masks_always) or _masks_stops(stopping, history)
 
 
 def apply_masks(logits: np.ndarray, params: SamplingParams, stopping: StoppingParams, history: History) -> None:
@@ -80,6 +82,10 @@ def apply_masks(logits: np.ndarray, params: SamplingParams, stopping: StoppingPa
         logits[params.bad_words.banned_after(history)] = -np.inf
     if _masks_stops(stopping, history):
         logits[list(stopping.stop_token_ids)] = -np.inf
+    if history.grammar is not None:
+        may_follow = history.grammar.allowed(stopping.stop_token_ids)
+        if may_follow is not None:
+            logits[~may_follow[: len(logits)]] = -np.inf
 
 
 def is_masked(token_id: int, params: SamplingParams, stopping: StoppingParams, history: History) -> bool:

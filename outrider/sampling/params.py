@@ -44,6 +44,22 @@ class Finish(Named):
     LENGTH = 2
 
 
+class GrammarKind(Named):
+    """Numbers equal those of the wire's enum."""
+
+    JSON_SCHEMA = 1
+    REGEX = 2
+    LARK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form of a text. `text`: a JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Resolved sampling parameters; meanings and ranges as in `ResolvedSampling` of the wire.
@@ -64,6 +80,7 @@ class SamplingParams:
     acceptance: AcceptanceRule = AcceptanceRule.BLOCK
     allowed_token_ids: TokenSet = ALL_TOKENS
     bad_words: BadWords = NO_BAD_WORDS
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.allowed_token_ids, TokenSet):
@@ -89,7 +106,7 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """Whether earlier tokens change the logits."""
-        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
+        return self.has_penalties or self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)

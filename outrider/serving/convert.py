@@ -15,7 +15,15 @@ from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, S
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.lm.tree import are_ordered
 from outrider.sampling.masks import BadWords, TokenSet
-from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
+from outrider.sampling.params import (
+    AcceptanceRule,
+    Finish,
+    Grammar,
+    GrammarKind,
+    Origin,
+    SamplingParams,
+    StoppingParams,
+)
 from outrider.serving.messages import (
     AheadWish,
     Branches,
@@ -61,6 +69,7 @@ def sampling_to_pb(params: SamplingParams) -> common_pb2.ResolvedSampling:
         allowed_token_ids=params.allowed_token_ids,
         bad_word_sizes=[len(word) for word in params.bad_words],
         bad_word_ids=[token_id for word in params.bad_words for token_id in word],
+        grammar=_grammar_to_pb(params.grammar),
     )
 
 
@@ -95,7 +104,26 @@ def sampling_from_pb(message: common_pb2.ResolvedSampling, field: str = "open.sa
         acceptance=acceptance,
         allowed_token_ids=TokenSet(sorted(set(message.allowed_token_ids))),
         bad_words=_bad_words_from_pb(message, field),
+        grammar=_grammar_from_pb(message, field),
     )
+
+
+def _grammar_to_pb(grammar: Grammar | None) -> common_pb2.ResolvedGrammar | None:
+    if grammar is None:
+        return None
+    return common_pb2.ResolvedGrammar(kind=int(grammar.kind), text=grammar.text)  # type: ignore[arg-type]
+
+
+def _grammar_from_pb(message: common_pb2.ResolvedSampling, field: str) -> Grammar | None:
+    if not message.HasField("grammar"):
+        return None
+    try:
+        return Grammar(GrammarKind(message.grammar.kind), message.grammar.text)
+    except ValueError:
+        names = ", ".join(kind.name for kind in GrammarKind)
+        raise InvalidArgument(
+            f"{field}.grammar.kind {message.grammar.kind} is not one of {names}", field=f"{field}.grammar.kind"
+        ) from None
 
 
 def _bad_words_from_pb(message: common_pb2.ResolvedSampling, field: str) -> BadWords:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidArgument
 from outrider.sampling.history import History
 from outrider.sampling.noise import Noise, extend_hash, hash_ids
 from outrider.serving.checks import check_ids
 from outrider.serving.messages import Header, Opening, OutOfStep
+
+if TYPE_CHECKING:
+    from outrider.sampling.grammar import GrammarState, GrammarVocabulary
 
 
 @dataclass(slots=True)
@@ -39,7 +43,16 @@ class SessionLog:
     max_length: committed tokens at most, prompt included; the stream ends there.
     """
 
-    def __init__(self, opening: Opening, *, vocab_size: int, context_length: int | None = None) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        *,
+        vocab_size: int,
+        context_length: int | None = None,
+        grammars: GrammarVocabulary | None = None,
+    ) -> None:
+        """grammars: None: nothing is known of what tokens spell. Raises InvalidArgument on a grammar that cannot be
+        followed."""
         self.epoch = opening.epoch
         self.tenant = opening.tenant
         self.sampling = opening.sampling
@@ -48,7 +61,7 @@ class SessionLog:
         self.vocab_size = vocab_size
         self.ids: list[int] = [*opening.prompt_ids, *opening.committed_ids]
         self.prefix_hash = hash_ids(self.ids)
-        self.history = History(opening.prompt_ids, opening.committed_ids)
+        self.history = History(opening.prompt_ids, opening.committed_ids, _grammar_state(opening, grammars))
         self.max_length = len(opening.prompt_ids) + opening.stopping.max_tokens
         if context_length is not None:
             self.max_length = min(self.max_length, context_length)
@@ -84,3 +97,13 @@ class SessionLog:
             )
         for token_id in missing:
             self.append(token_id)
+
+
+def _grammar_state(opening: Opening, grammars: GrammarVocabulary | None) -> GrammarState | None:
+    grammar = opening.sampling.grammar
+    if grammar is None or grammars is None:
+        return None
+    try:
+        return grammars.state(grammar)
+    except ValueError as error:
+        raise InvalidArgument(f"open.sampling.grammar: {error}", field="open.sampling.grammar") from None

@@ -21,6 +21,7 @@ from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
 from outrider.results import CacheCounters
+from outrider.sampling.grammar import GrammarVocabulary
 from outrider.serving.convert_worker import (
     cache_counters_to_pb,
     description_to_pb,
@@ -54,6 +55,7 @@ class Worker:
     server: Server
     counters: SessionCounters
     equipment: Equipment
+    grammars: GrammarVocabulary
     _streams: set[SessionStream[Any, Any]] = field(default_factory=set)
 
     @property
@@ -171,7 +173,9 @@ async def serve_worker(
             engine.start()
             try:
                 await equipment.try_out(engine)
-                worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment)
+                about = loaded.description
+                grammars = GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids)
+                worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment, grammars)
                 description = _describe(worker, role, drafters, equipment)
                 fleet = _fleet_member(worker, address, description)
                 registry.register(Reading(partial(_families, worker, description, more_families)))

@@ -45,7 +45,7 @@ class GenerateOptions(TypedDict, total=False):
     skip_special_tokens: bool
     n: int
     # structured output
-    json_schema: str
+    json_schema: str | Mapping[str, Any]
     regex: str
     grammar: str
     # speculation: never changes the distribution
@@ -107,6 +107,8 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.Ge
             raise InvalidArgument(f"{name} needs a prompt of chat messages", field=f"chat.{name}")
         if name == "chat_template_kwargs":
             value = to_json(value)
+        if name == "json_schema" and isinstance(value, Mapping):
+            value = to_json(value, "structured_output.json_schema")
         target: Any = getattr(request, section) if section else request
         if name == "allowed_token_ids":
             target.allowed_token_ids.SetInParent()
@@ -147,12 +149,11 @@ def _acceptance(value: Any) -> int:
     return value
 
 
-def to_json(kwargs: Any) -> str:
-    """Of a chat template's variables. Raises InvalidArgument."""
+def to_json(value: Any, field: str = "chat.chat_template_kwargs") -> str:
+    """Of a chat template's variables, or of a schema. Raises InvalidArgument."""
     try:
-        return json.dumps(kwargs, allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        field = "chat.chat_template_kwargs"
         raise InvalidArgument(f"{field} cannot be written as JSON: {error}", field=field) from None
 
 

@@ -27,6 +27,13 @@ class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_ORIGIN_CORRECTION: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_BONUS: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_PLAIN: _ClassVar[TokenOrigin]
+
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_LARK: _ClassVar[GrammarKind]
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_TOKEN: AcceptanceRule
 ACCEPTANCE_RULE_BLOCK: AcceptanceRule
@@ -39,9 +46,13 @@ TOKEN_ORIGIN_ACCEPTED: TokenOrigin
 TOKEN_ORIGIN_CORRECTION: TokenOrigin
 TOKEN_ORIGIN_BONUS: TokenOrigin
 TOKEN_ORIGIN_PLAIN: TokenOrigin
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_LARK: GrammarKind
 
 class ResolvedSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "seed", "choice", "acceptance", "allowed_token_ids", "bad_word_sizes", "bad_word_ids")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "seed", "choice", "acceptance", "allowed_token_ids", "bad_word_sizes", "bad_word_ids", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +68,7 @@ class ResolvedSampling(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORD_SIZES_FIELD_NUMBER: _ClassVar[int]
     BAD_WORD_IDS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -72,7 +84,16 @@ class ResolvedSampling(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_word_sizes: _containers.RepeatedScalarFieldContainer[int]
     bad_word_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceRule, str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_word_sizes: _Optional[_Iterable[int]] = ..., bad_word_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    grammar: ResolvedGrammar
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., acceptance: _Optional[_Union[AcceptanceRule, str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_word_sizes: _Optional[_Iterable[int]] = ..., bad_word_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[_Union[ResolvedGrammar, _Mapping]] = ...) -> None: ...
+
+class ResolvedGrammar(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ResolvedStopping(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "stop_token_ids")

@@ -42,7 +42,10 @@ class RowContext:
         """Whether logits stay as they are."""
         params = self.params
         masks = (
-            params.allowed_token_ids or params.bad_words or (self.stopping.min_tokens and self.stopping.stop_token_ids)
+            params.allowed_token_ids
+            or params.bad_words
+            or params.grammar
+            or (self.stopping.min_tokens and self.stopping.stop_token_ids)
         )
         return not (params.logit_bias or params.has_penalties or masks)
 
@@ -191,6 +194,9 @@ def _mask(row: torch.Tensor, params: SamplingParams, stopping: StoppingParams, h
         row[_ids(params.bad_words.banned_after(history), row)] = -math.inf
     if history.num_output_tokens < stopping.min_tokens and stopping.stop_token_ids:
         row[_ids(sorted(stopping.stop_token_ids), row)] = -math.inf
+    may_follow = None if history.grammar is None else history.grammar.allowed(stopping.stop_token_ids)
+    if may_follow is not None:
+        row.masked_fill_(torch.from_numpy(~may_follow[: len(row)]).to(row.device), -math.inf)
 
 
 def _keep_likeliest(

@@ -390,8 +390,8 @@ async def test_info_tokenize_and_detokenize(stack: Stack, client: Client) -> Non
         (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[99])), "INVALID_ARGUMENT", "token_ids.ids"),
         (pb.GenerateRequest(text="A", lora_adapter="x"), "INVALID_ARGUMENT", "lora_adapter"),
         (
-            pb.GenerateRequest(text="A", structured_output=pb.StructuredOutput(regex="x")),
-            "UNIMPLEMENTED",
+            pb.GenerateRequest(text="A", structured_output=pb.StructuredOutput(regex="((")),
+            "INVALID_ARGUMENT",
             "structured_output.regex",
         ),
         (

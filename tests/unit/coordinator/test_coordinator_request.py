@@ -163,14 +163,9 @@ REFUSED = [
     (set_fields(lora_adapter="x"), BAD, "lora_adapter", "LoRA"),
     (set_fields(tools_json="[]"), BAD, "tools_json", "tools"),
     (set_fields(image_urls=["x"]), BAD, "image_urls", "images"),
-    (
-        set_fields("structured_output", json_schema="{}"),
-        "UNIMPLEMENTED",
-        "structured_output.json_schema",
-        "structured output is not supported",
-    ),
-    (set_fields("structured_output", regex=".*"), "UNIMPLEMENTED", "structured_output.regex", "not supported"),
-    (set_fields("structured_output", grammar="x"), "UNIMPLEMENTED", "structured_output.grammar", "not supported"),
+    (set_fields("structured_output", json_schema="{"), BAD, "structured_output.json_schema", "EOF"),
+    (set_fields("structured_output", regex="(("), BAD, "structured_output.regex", "unclosed group"),
+    (set_fields("structured_output", grammar="x"), BAD, "structured_output.grammar", "grammar: "),
 ]
 
 

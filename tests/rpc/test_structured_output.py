@@ -1,0 +1,132 @@
+"""Texts of a given form through the services: valid whatever γ, drafter and rule, and drafts that still stand."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from conftest import scaled
+from stack import in_process_stack
+
+from outrider import Client, Completion
+from outrider.errors import InvalidArgument
+from outrider.toy_text import toy_char
+
+TARGET, DRAFT = "toy:vocab=128,seed=1", "toy:vocab=128,seed=1,agreement=0.8"
+STOP = 127
+PROMPT = [1, 2, 3]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["river", "lake"]},
+        "is_long": {"type": "boolean"},
+    },
+    "required": ["name", "kind", "is_long"],
+    "additionalProperties": False,
+}
+SHORT = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["river", "lake"]}, "is_long": {"type": "boolean"}},
+    "required": ["kind", "is_long"],
+    "additionalProperties": False,
+}
+GAMMAS = (0, 3, 8)
+
+
+async def texts(client: Client, prompts: list[Any], **options: Any) -> list[Completion]:
+    async def one(index: int, prompt: Any) -> Completion:
+        return await client.complete(prompt, **{"seed": index, **options})
+
+    return await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts)))
+
+
+def text_of(answer: Completion) -> str:
+    """Without the stop token, which a toy spells like any other."""
+    return answer.text.removesuffix(toy_char(STOP))
+
+
+def check(answers: list[Completion], schema: dict[str, Any]) -> None:
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        jsonschema.validate(json.loads(text_of(answer)), schema)
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "token", "block"])
+async def test_json_of_a_toy_is_valid_and_drafts_are_masked_too(rule: str) -> None:
+    options: dict[str, Any] = {"temperature": 0.0} if rule == "greedy" else {"acceptance": rule}
+    prompts = [[1 + index % 90, 2, 3 + index % 7] for index in range(scaled(200))]
+    by_gamma = {}
+    async with in_process_stack(TARGET, DRAFT) as stack, Client(stack.address) as client:
+        for gamma in GAMMAS:
+            answers = await texts(
+                client, prompts, json_schema=SCHEMA, max_tokens=120, stop_token_ids=[STOP],
+                num_speculative_tokens=gamma, drafter="model", **options,
+            )  # fmt: skip
+            check(answers, SCHEMA)
+            by_gamma[gamma] = answers
+    if rule in ("greedy", "coupled"):
+        assert len({tuple(answer.token_ids for answer in answers) for answers in by_gamma.values()}) == 1
+    drafted = sum(answer.speculation.num_draft_tokens for answer in by_gamma[3])
+    accepted = sum(answer.speculation.num_accepted_draft_tokens for answer in by_gamma[3])
+    assert drafted > 0, "INCONCLUSIVE"
+    assert accepted > drafted / 3, "most of a JSON text is given by its schema: masked drafts agree on it"
+
+
+@pytest.mark.slow
+async def test_json_of_a_real_model_is_valid_and_the_same_at_every_gamma() -> None:
+    questions = ["a river", "a lake", "the Nile", "the longest river", "a small lake", "a river in France"]
+    prompts = [
+        [{"role": "user", "content": f"Describe {questions[index % 6]} as JSON, number {index}."}]
+        for index in range(scaled(200))
+    ]
+    by_gamma = {}
+    async with in_process_stack("smollm2-135m", None) as stack, Client(stack.address) as client:
+        for gamma in GAMMAS:
+            answers = await texts(
+                client, prompts, json_schema=SHORT, max_tokens=64, temperature=0.0, num_speculative_tokens=gamma
+            )
+            check(answers, SHORT)
+            by_gamma[gamma] = [answer.token_ids for answer in answers]
+    assert by_gamma[0] == by_gamma[3] == by_gamma[8]
+
+
+async def test_other_forms_and_every_drafter() -> None:
+    async with in_process_stack(TARGET, DRAFT, draft_worker={"drafters": ("model", "tree")}) as stack:
+        async with Client(stack.address) as client:
+            for drafter in ("model", "tree", "lookup", "suffix", "auto"):
+                common = {"max_tokens": 60, "stop_token_ids": [STOP], "drafter": drafter}
+                for answer in await texts(client, [PROMPT] * 4, regex="(ab|cd){2,6}", **common):
+                    assert re.fullmatch("(ab|cd){2,6}", text_of(answer))
+                for answer in await texts(client, [PROMPT] * 4, grammar='start: "(" start ")" | /[xy]/', **common):
+                    assert re.fullmatch(r"\(*[xy]\)*", text_of(answer)) or answer.finish_reason == "length"
+
+
+async def test_a_form_ends_the_text_within_a_draft() -> None:
+    async with in_process_stack(TARGET, "toy:vocab=128,seed=1") as stack, Client(stack.address) as client:
+        answer = await client.complete(
+            PROMPT, regex="a{3}", temperature=0.0, max_tokens=60, stop_token_ids=[STOP], num_speculative_tokens=8
+        )
+        assert (text_of(answer), answer.finish_reason, answer.usage.completion_tokens) == ("aaa", "stop", 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"json_schema": {"type": "objct"}}, "structured_output.json_schema"),
+        ({"regex": "(("}, "structured_output.regex"),
+        ({"grammar": "start: foo"}, "structured_output.grammar"),
+        ({"regex": "a" * 65_537}, "structured_output.regex"),
+        ({"regex": "a", "stop_token_ids": []}, "stopping.stop_token_ids"),
+        ({"regex": "a", "min_tokens": 2}, "stopping.min_tokens"),
+        ({"regex": "a", "bad_words": ["b"]}, "sampling.bad_words"),
+        ({"regex": "a", "allowed_token_ids": [1]}, "sampling.allowed_token_ids"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused(options: dict[str, Any], field: str) -> None:
+    async with in_process_stack(TARGET, None) as stack, Client(stack.address) as client:
+        with pytest.raises(InvalidArgument) as caught:
+            await client.complete(PROMPT, **{"max_tokens": 8, "stop_token_ids": [STOP], **options})
+    assert caught.value.field == field

@@ -1,0 +1,124 @@
+"""Grammar states: what may follow is what the language says, back and forth, and texts of every rule keep to it."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.sampling.distribution import distribution
+from outrider.sampling.grammar import GrammarState, GrammarVocabulary, check_grammar
+from outrider.sampling.history import History
+from outrider.sampling.params import Grammar, GrammarKind, SamplingParams, StoppingParams
+from outrider.toy_text import toy_char, toy_id
+
+VOCAB, STOP = 128, 127
+VOCABULARY = GrammarVocabulary(b"", VOCAB)
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yz"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+LANGUAGE = {f"{head}{middle}{end}" for head in ("ab", "ac", "b") for middle in ("", "d", "dd") for end in ("", "c")}
+REGEX = Grammar(GrammarKind.REGEX, "(ab|ac|b)d{0,2}c?")
+
+
+def ids(text: str) -> list[int]:
+    return [toy_id(char) for char in text]
+
+
+def following(prefix: str) -> set[int]:
+    """The slow twin: by all texts of the language."""
+    longer = [text for text in LANGUAGE if text.startswith(prefix)]
+    ends = {STOP} if prefix in LANGUAGE else set()
+    return {toy_id(text[len(prefix)]) for text in longer if len(text) > len(prefix)} | ends
+
+
+def allowed(state: GrammarState) -> set[int]:
+    found = state.allowed([STOP])
+    assert found is not None
+    assert found.shape == (VOCAB,)
+    return set(np.nonzero(found)[0].tolist())
+
+
+@pytest.mark.parametrize("prefix", sorted({text[:length] for text in LANGUAGE for length in range(5)}))
+def test_what_may_follow_is_what_the_language_says(prefix: str) -> None:
+    state = VOCABULARY.state(REGEX)
+    for token_id in ids(prefix):
+        state.push(token_id)
+    assert allowed(state) == following(prefix)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from("abcd!"), st.integers(1, 4)), max_size=24))
+def test_back_and_forth_it_is_a_fresh_state_of_the_same_text(steps: list[str | int]) -> None:
+    state, text = VOCABULARY.state(REGEX), ""
+    for step in steps:
+        if isinstance(step, str):
+            state.push(toy_id(step))
+            text += step
+        else:
+            n = min(step, len(text))
+            state.pop(n)
+            text = text[: len(text) - n]
+        if any(whole.startswith(text) for whole in LANGUAGE):
+            assert allowed(state) == following(text)
+        else:
+            assert state.allowed([STOP]) is None
+
+
+def test_stop_tokens_stand_where_the_text_may_end_and_nowhere_else() -> None:
+    state = VOCABULARY.state(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)))
+    text = '{"a":7,"b":"x"}'
+    for char in text:
+        assert STOP not in allowed(state)
+        state.push(toy_id(char))
+    assert allowed(state) == {STOP}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+        Grammar(GrammarKind.REGEX, "[a-c]{2,5}"),
+        Grammar(GrammarKind.LARK, 'start: "(" start ")" | "x"'),
+    ],
+)
+def test_a_walk_along_p_keeps_to_the_form(grammar: Grammar) -> None:
+    rng = np.random.default_rng(0)
+    params, stopping = SamplingParams(grammar=grammar), StoppingParams(200, stop_token_ids=frozenset({STOP}))
+    for _ in range(20):
+        history, text = History((), (), VOCABULARY.state(grammar)), ""
+        while True:
+            p = distribution(rng.normal(size=VOCAB).astype(np.float32), params, stopping, history)
+            token_id = int(rng.choice(VOCAB, p=p))
+            if token_id == STOP:
+                break
+            history.push(token_id)
+            text += toy_char(token_id)
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            jsonschema.validate(json.loads(text), SCHEMA)
+        elif grammar.kind is GrammarKind.REGEX:
+            assert 2 <= len(text) <= 5
+            assert set(text) <= set("abc")
+        else:
+            depth = text.count("(")
+            assert text == "(" * depth + "x" + ")" * depth
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "objct"}'), "objct"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "[1"), "EOF"),
+        (Grammar(GrammarKind.REGEX, "(("), "unclosed group"),
+        (Grammar(GrammarKind.LARK, "start: foo"), "unknown name"),
+    ],
+)
+def test_a_bad_grammar_is_told(grammar: Grammar, says: str) -> None:
+    for refuse in (check_grammar, VOCABULARY.state):
+        with pytest.raises(ValueError, match=says):
+            refuse(grammar)
