@@ -9,6 +9,7 @@ hopeless one costs next to nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,10 @@ LUCK_WEIGHT = 0.2
 FIRST_PROBE_SHARE = 0.02
 """For the first try of a drafter that nobody of the scope has used: what is expected of it is hearsay."""
 MIN_PROBE_INTERVAL_TOKENS = 32
+MAX_SHARED_RUN_TOKENS = 64
+STAGGER_SHARE = 0.5
+"""Of a plain run, that streams of one target end theirs earlier by, each by another part of it. They see the same and
+would begin to draft at once: then all are away together, and back for one pass that takes as long as all of theirs."""
 
 
 @dataclass(slots=True)
@@ -72,17 +77,10 @@ class AdaptiveGamma:
         if cap < 1 or not (candidates or guesses):
             return plain.choice("no-room" if cap < 1 else "no-match", max_credit_tokens)
         plans = [plain, *self._asked(candidates, cap, max_credit_tokens)]
-        untried = self._untried(plans)
+        untried = self._untried([*plans[1:], plain])
         if untried is not None:
-            num_tokens = WARM_UP_TOKENS if untried is plain else max_credit_tokens
-            return self._take(untried, "warm-up", min(num_tokens, max_credit_tokens))
-        blind = max((self._probe_share(plan) for plan in plans if plan.candidate is not None), default=0.0)
-
-        def worth(plan: Plan) -> float:
-            # who decodes plainly sees nothing of how drafts fare, and has to pay for tries of them
-            return plan.rate * (1 - blind) if plan is plain else plan.rate
-
-        best = max([*plans, *self._objective.guessed(guesses, cap, plain)], key=worth)
+            return self._warm_up(untried, max_credit_tokens)
+        best = self._best([*plans, *self._objective.guessed(guesses, cap, plain)])
         if self._probed is not None:
             luck = self._luck.get(self._probed, 1.0)
             self._luck[self._probed] = luck + LUCK_WEIGHT * ((best.key == self._probed) - luck)
@@ -95,16 +93,35 @@ class AdaptiveGamma:
             self._probed = due.key
             self._shared.tries(due.key)
             return self._priced(self._take(due, "probe", max_credit_tokens), due, best)
-        tokens_to_probe = int(min(waits) * best.rate) if waits else max_credit_tokens
-        if best.num_draft_tokens:
-            tokens_to_probe = min(tokens_to_probe, self._objective.run_tokens(best))
         self._chosen = best
-        num_tokens = max(self._objective.run_tokens(best), tokens_to_probe)
+        credit_tokens = self._credit_tokens(best, int(min(waits) * best.rate) if waits else max_credit_tokens)
         reason = self._reason(best)
         if reason == "best" and self._objective.is_held_back(best, plans):
             reason = "load"
-        choice = self._priced(best.choice(reason, min(num_tokens, max_credit_tokens)), best, best)
+        choice = self._priced(best.choice(reason, min(credit_tokens, max_credit_tokens)), best, best)
         return dataclasses.replace(choice, max_wait_ms=self._objective.max_wait_ms(best))
+
+    def _warm_up(self, plan: Plan, max_credit_tokens: int) -> Choice:
+        self._shared.tries(plan.key)
+        num_tokens = max_credit_tokens
+        if plan.candidate is None:
+            num_tokens = WARM_UP_TOKENS + round(WARM_UP_TOKENS * self._shared.stagger())
+        return self._take(plan, "warm-up", min(num_tokens, max_credit_tokens))
+
+    def _best(self, plans: list[Plan]) -> Plan:
+        # who decodes plainly sees nothing of how drafts fare, and has to pay for tries of them
+        blind = max((self._probe_share(plan) for plan in plans if plan.candidate is not None), default=0.0)
+        return max(plans, key=lambda plan: plan.rate * (1 - blind) if plan.key == PLAIN else plan.rate)
+
+    def _credit_tokens(self, best: Plan, tokens_to_probe: int) -> int:
+        """Of a run."""
+        run_tokens = self._objective.run_tokens(best)
+        if best.num_draft_tokens:
+            return run_tokens
+        num_tokens = max(run_tokens, tokens_to_probe)
+        if self._objective.costs.load.num_others < 1:
+            return num_tokens
+        return math.ceil(min(num_tokens, MAX_SHARED_RUN_TOKENS) * (1 - STAGGER_SHARE * self._shared.stagger()))
 
     def _priced(self, choice: Choice, plan: Plan, best: Plan) -> Choice:
         price = self._objective.price(plan, best.rate) if self._ends_chains else None
@@ -163,12 +180,14 @@ class AdaptiveGamma:
                 yield self._objective.best_of(candidate, cap, credit_tokens, min_width)
 
     def _untried(self, plans: list[Plan]) -> Plan | None:
-        """The first whose cost nobody knows, once for all streams of a model: drafters, then plain decoding."""
+        """The first whose cost nobody knows or is about to, once for all streams of a model: drafters, then plain
+        decoding."""
         costs = self._shared.costs
         for plan in plans:
-            if plan.candidate is not None and not costs.knows(plan.candidate):
+            is_known = self._knows_passes if plan.candidate is None else costs.knows(plan.candidate)
+            if not (is_known or self._shared.is_tried_now(plan.key)):
                 return plan
-        return None if self._knows_passes else plans[0]
+        return None
 
     @property
     def _knows_passes(self) -> bool:

@@ -35,6 +35,8 @@ PROPORTIONAL = 1e9
 TOLD_WEIGHT = 0.5
 """Of a size that somebody else has measured, in messages of our own."""
 FILL_DECAY = 0.9
+NUM_SLOWED = 5
+"""Messages whose median says how busy a draft worker is."""
 CHANGED, NUM_CHANGED = 1.3, 4
 """A worker has become slower or faster when so many messages in a row were off by this factor, to the same side."""
 
@@ -150,6 +152,8 @@ class DraftCost:
         self.network = Median()
         self.queue = Median()
         self.work = LineCost(PROPORTIONAL)
+        """At the load that most of it was seen under, see `slowed`."""
+        self._slowed = Median(NUM_SLOWED)
         self._fill: list[float] = []
         self._filled: list[float] = []
         """Sums of those."""
@@ -164,7 +168,16 @@ class DraftCost:
         self._fill += [1.0] * (num_wanted - len(self._fill))
         for place in range(num_wanted):
             self._fill[place] = FILL_DECAY * self._fill[place] + (1 - FILL_DECAY) * (place < num_drafts)
-        self.work.observe(num_drafts, draft_ms)
+        usual_ms = self.work.ms(num_drafts)
+        if num_drafts and usual_ms:
+            self._slowed.add(draft_ms / usual_ms)
+        self.work.observe(num_drafts, draft_ms / self.slowed)
+
+    @property
+    def slowed(self) -> float:
+        """By other streams that draft at the same time, as a factor: these come and go with what their controllers
+        choose, and with them what drafts of all numbers take, those not seen since as well."""
+        return self._slowed.value(1.0) or 1.0
 
     def num_drafted(self, num_wanted: int) -> float:
         """Drafts to expect of a drafter that does not always give as many as wanted: by place, since it ends chains
@@ -219,13 +232,20 @@ class RoundCosts:
         return bool(self.draft(candidate).work)
 
     def draft_ms(self, candidate: Candidate, num_draft_tokens: float) -> float:
-        work = self.draft(candidate).work
-        return work.ms(num_draft_tokens) if work else DRAFT_SHARE * num_draft_tokens * self.verify_ms(0)
+        draft = self.draft(candidate)
+        if not draft.work:
+            return DRAFT_SHARE * num_draft_tokens * self.verify_ms(0)
+        return draft.slowed * draft.work.ms(num_draft_tokens)
 
     def verify_ms(self, num_draft_tokens: float) -> float:
         """Of a pass with so many drafts of one's own, beside what others put into it."""
         others = self.load.other_rows
         return self.verify.ms(others + num_draft_tokens, others) if self.verify else 1 + VERIFY_SLOPE * num_draft_tokens
+
+    def step_verify_ms(self, num_draft_tokens: float) -> float:
+        """The same of a run's pass: the target goes on with it whoever else is there."""
+        others = self.load.other_rows_of_run
+        return self.verify.ms(others + num_draft_tokens, others) if self.verify else self.verify_ms(num_draft_tokens)
 
     def row_ms(self, num_rows: int) -> float:
         """Of each of so many further rows of a pass."""
@@ -241,7 +261,7 @@ class RoundCosts:
     def plain_ms(self, run_tokens: int) -> float:
         """Of a token of a plain run of so many."""
         overhead_ms = self._plain_overhead.value() if self._plain_overhead else self._step_overhead.value()
-        return self.verify_ms(0) + overhead_ms + self.run_start_ms / max(1, run_tokens)
+        return self.step_verify_ms(0) + overhead_ms + self.run_start_ms / max(1, run_tokens)
 
     @property
     def run_start_ms(self) -> float:
@@ -272,12 +292,12 @@ class RoundCosts:
         """Of a step of a run of so many, drafted for by the target itself."""
         num_drafted = self.draft(candidate).num_drafted(num_draft_tokens)
         ms = self.draft_ms(candidate, num_drafted) + self._step_overhead.value()
-        return ms + self.verify_ms(num_drafted) + self.run_start_ms / max(1.0, run_steps)
+        return ms + self.step_verify_ms(num_drafted) + self.run_start_ms / max(1.0, run_steps)
 
     def tree_step_ms(self, candidate: Candidate, num_draft_tokens: int, num_levels: int, run_steps: float) -> float:
         """The same of a tree, each level of which is one run of the drafter."""
         ms = self.draft_ms(candidate, num_levels) + self._step_overhead.value()
-        return ms + self.verify_ms(num_draft_tokens) + self.run_start_ms / max(1.0, run_steps)
+        return ms + self.step_verify_ms(num_draft_tokens) + self.run_start_ms / max(1.0, run_steps)
 
     def local_round_ms(self, num_draft_tokens: float) -> float:
         """Of a round whose drafts are at hand."""

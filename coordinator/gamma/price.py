@@ -20,8 +20,10 @@ from __future__ import annotations
 from coordinator.gamma.median import Median
 from coordinator.gamma.pass_wait import PassWait
 
-MEAN_DECAY = 0.95
+MIN_WINDOW, REPORTS_A_STREAM = 20, 8
+"""Reports that means are taken over: so many of each stream at the target, as plain runs are told of seldom."""
 WAITED_SHARE = 0.05
+"""Of a pass: a longer wait was one for the end of another."""
 MAX_TAKEN_SHARE = 0.9
 """Of its own token that a plain row may take from others: a load is known roughly, and one row must be worth it."""
 
@@ -36,8 +38,10 @@ class Load:
         self.run_queue = Median()
         """The same of a run's first step; the others wait for nothing."""
         self._rows = 0.0
+        self._all_rows = 0.0
+        """Of passes, each pass counted once by all its streams together; so is `_streams`."""
         self._streams = 0.0
-        """Passes by the streams in them, each pass counted once by all its streams together: sum of 1 / streams."""
+        """Sum of 1 / streams: how many passes they were."""
         self._num_waited = 0.0
         self._own_rows = 0.0
         self._num_passes = 0.0
@@ -51,16 +55,16 @@ class Load:
     ) -> None:
         """Of one pass, or of a run. own_rows, batch_rows: of a pass, own ones included in both; pass_ms: of one.
         queue_ms: before the first. was_asked: for one, by a message of its own."""
+        kept, others = self._kept, max(0.0, batch_rows - own_rows)
+        self._rows = kept * self._rows + num_passes * others
+        self._own_rows = kept * self._own_rows + num_passes * own_rows
+        self._num_passes = kept * self._num_passes + num_passes
+        num_streams = 1 + others * self._num_passes / self._own_rows
+        self._streams = kept * self._streams + num_passes / num_streams
+        self._all_rows = kept * self._all_rows + num_passes * batch_rows / num_streams
+        self._num_waited = kept * self._num_waited + (queue_ms > WAITED_SHARE * pass_ms)
         self._num_others = None
-        others = max(0.0, batch_rows - own_rows)
-        self._rows = MEAN_DECAY * self._rows + num_passes * others
-        mean_rows = (MEAN_DECAY * self._own_rows + num_passes * own_rows) / (MEAN_DECAY * self._num_passes + num_passes)
-        num_streams = 1 + others / mean_rows
-        self._streams = MEAN_DECAY * self._streams + num_passes / num_streams
         self._pass_wait.passed(pass_ms, num_streams)
-        self._num_waited = MEAN_DECAY * self._num_waited + (queue_ms > WAITED_SHARE * pass_ms)
-        self._own_rows = MEAN_DECAY * self._own_rows + num_passes * own_rows
-        self._num_passes = MEAN_DECAY * self._num_passes + num_passes
         (self.queue if was_asked else self.run_queue).add(queue_ms)
 
     def observe_wait(self, away_ms: float, queue_ms: float) -> None:
@@ -74,13 +78,24 @@ class Load:
 
     def observe_tokens(self, num_tokens: int, ms: float) -> None:
         """What one stream committed in a round or a run, and how long that took."""
-        self._tokens = MEAN_DECAY * self._tokens + num_tokens
-        self._ms = MEAN_DECAY * self._ms + ms
+        self._tokens = self._kept * self._tokens + num_tokens
+        self._ms = self._kept * self._ms + ms
+
+    @property
+    def _kept(self) -> float:
+        """Of a sum, with each report."""
+        return 1 - 1 / max(MIN_WINDOW, REPORTS_A_STREAM * (1 + self.num_others))
 
     @property
     def other_rows(self) -> float:
-        """In a pass, beside those of the stream that asks."""
+        """In a pass, beside those of the stream that asks. It is in the crowded passes more often than in others."""
         return self._rows / self._num_passes if self._num_passes else 0.0
+
+    @property
+    def other_rows_of_run(self) -> float:
+        """The same for a stream that is in every pass."""
+        others = self.num_others
+        return self._all_rows / self._streams * others / (1 + others) if self._streams else 0.0
 
     @property
     def tokens_per_ms(self) -> float:

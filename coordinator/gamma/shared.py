@@ -15,6 +15,9 @@ from coordinator.gamma.tree_acceptance import Siblings
 MAX_SCOPES = 1024
 """Tenants and kinds of sampling whose priors are kept; the least recently used go first."""
 
+MAX_LEFT_TO_OTHERS = 256
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+
 
 class PairEstimates:
     """What one stream starts from: the costs of its model, and the priors of its scope."""
@@ -25,6 +28,9 @@ class PairEstimates:
         self._starts: dict[str, Sequence[float]] = {}
         self._ms = 0.0
         self._tried_at: dict[str, float] = {}
+        self._tried_now: dict[str, int] = {}
+        """Choices that may still leave it to the stream that tries."""
+        self._stagger = 0.0
         self._siblings: dict[str, Siblings] = {}
         self._gains: dict[str, Gain] = {}
         self._hit_rates: dict[str, HitRate] = {}
@@ -52,10 +58,24 @@ class PairEstimates:
         """Time of one stream of the scope, in which it did what this key names."""
         self._ms += ms
         self._tried_at[tried] = self._ms
+        self._tried_now.pop(tried, None)
 
     def tries(self, key: str) -> None:
         """One stream is about to do this; the others need not at the same time."""
         self._tried_at[key] = self._ms
+        self._tried_now[key] = MAX_LEFT_TO_OTHERS
+
+    def is_tried_now(self, key: str) -> bool:
+        """By a stream that has not told of it yet; it may have ended meanwhile."""
+        left = self._tried_now.get(key, 0)
+        if left:
+            self._tried_now[key] = left - 1
+        return left > 0
+
+    def stagger(self) -> float:
+        """0 to 1, first 0: far from those of the last streams that asked (multiples of the golden ratio)."""
+        stagger, self._stagger = self._stagger, (self._stagger + GOLDEN_RATIO) % 1
+        return stagger
 
     def ms_since_try(self, key: str) -> float:
         """Time of all streams of the scope since one of them did this; 0 before the first. Streams may be too short
