@@ -82,6 +82,9 @@ class DraftAhead:
         self._drafter = drafter
         self._num_in_step = 0
         self._outlook: Outlook = MatchOutlook() if log.sampling.decides_by_match else RatioOutlook()
+        masks_stops = bool(log.stopping.min_tokens and log.stopping.stop_token_ids)
+        self._reads_history = log.sampling.needs_history or masks_stops
+        """Whether a branch's own tokens change what may follow them."""
         self._row_cost = RowCost()
         self._chance = Chance()
         self._whole: dict[int, Proposal] = {}
@@ -279,7 +282,8 @@ class DraftAhead:
     def _grow(self, branch: _Branch, logits: np.ndarray) -> None:
         """The branch's next draft, as `ModelDrafter` draws it."""
         log = self._log
-        for token_id in branch.ids:
+        pushed = branch.ids if self._reads_history else ()
+        for token_id in pushed:
             log.history.push(token_id)
         try:
             token_id, q = draw_token(
@@ -290,7 +294,7 @@ class DraftAhead:
             branch.ended = True  # the row cannot be read: that depends on the drafts before it alone
             return
         finally:
-            log.history.pop(len(branch.ids))
+            log.history.pop(len(pushed))
         branch.ids.append(token_id)
         branch.q.append(q)
         branch.next_hash = extend_hash(branch.next_hash, token_id)

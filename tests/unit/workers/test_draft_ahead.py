@@ -232,6 +232,24 @@ def test_near_the_end_of_the_text_no_more_is_drafted_than_it_takes(name):
     assert len(set(lengths.values())) > 1, "INCONCLUSIVE: all outcomes leave the same room"
 
 
+@pytest.mark.parametrize("name", ["block", "coupled", "greedy"])
+def test_a_branch_may_end_the_text_from_where_its_own_tokens_allow_it(name):
+    """min_tokens counts those of the branch."""
+    free = on_demand(PARAMS[name], (), 8).token_ids
+    found = set()
+    for min_tokens in range(8):
+        stopping = StoppingParams(max_tokens=80, min_tokens=min_tokens, stop_token_ids=frozenset(free[3:6]))
+        session, hand = ahead_session(PARAMS[name], stopping), HandDriver(DRAFT.logits_for)
+        chain = hand.run(session.advance(session.log.header, (), 2))
+        branches = hand.run(session.draft_ahead(WISH))
+        for ids, branch in prefixes(session, chain.token_ids, branches).items():
+            assert content(branch) == content(on_demand(PARAMS[name], ids, 4, stopping))
+            found |= {(min_tokens, ids, branch.token_ids)}
+    assert len({branch for _, _, branch in found}) > len({ids for _, ids, _ in found}), (
+        "INCONCLUSIVE: it changed nothing"
+    )
+
+
 def test_nothing_is_drafted_behind_the_end_of_the_text():
     hand = HandDriver(DRAFT.logits_for)
     free = hand.run(ahead_session(GREEDY).advance(ahead_session(GREEDY).log.header, (), 4)).token_ids
