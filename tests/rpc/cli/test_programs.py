@@ -17,7 +17,7 @@ from test_stack import DRAFT, TARGET, read_until, running
 
 from outrider.cli.process import Child
 from outrider.cli.stack import local_stack
-from outrider.errors import Unavailable
+from outrider.errors import Internal
 
 PAIR = [f"--target={TARGET}", f"--draft={DRAFT}"]
 
@@ -201,12 +201,12 @@ async def test_an_error_after_text_starts_on_a_line_of_its_own() -> None:
             async for response in super()._answer(request):
                 yield response
                 if response.WhichOneof("event") == "chunk":
-                    raise Unavailable("the target is gone")
+                    raise Internal("the logits are NaN")
 
     async with serving(Breaks()) as address:
         code, output, errors = await outrider("generate", "x", f"--address={address}", "--max-tokens=4")
     assert (code, len(output.strip()), output[-1]) == (1, 1, "\n")
-    assert "the target is gone" in errors
+    assert "the logits are NaN" in errors
 
 
 async def test_a_reader_that_has_enough_ends_generate_quietly() -> None:

@@ -54,11 +54,9 @@ async def test_choices_and_tenants() -> None:
             events = [e async for e in client.generate(PROMPT, max_tokens=6, request_id="both", n=2)]
             assert events
             assert [trace.index for trace in await client.trace("both")] == [0, 1]
-            call = client._stub.GetTrace(
-                generation_pb2.GetTraceRequest(request_id="both"), metadata=(("x-outrider-tenant", "other"),)
-            )
-            with pytest.raises(Exception, match="no such request"):
-                await call
+        async with outrider.Client(stack.address, metadata={"x-outrider-tenant": "other"}) as stranger:
+            with pytest.raises(NotFound, match="no such request"):
+                await stranger.trace("both")
 
 
 async def test_the_command_shows_and_draws(tmp_path: Path) -> None:
