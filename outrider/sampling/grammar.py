@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -17,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from outrider.sampling.params import Grammar, GrammarKind
 from outrider.toy_text import toy_char, toy_id
 
-JSON_DEFAULTS = {"whitespace_pattern": " ?"}
+JSON_DEFAULTS: Any = {"whitespace_pattern": " ?"}
 """One blank at most between the parts, or a small model could fill its answer with them; `x-guidance` in a schema
 decides otherwise."""
 MAX_GRAMMAR_CHARS = 65_536
