@@ -24,6 +24,8 @@ class ServedModel:
     drafters: tuple[str, ...] = ()
     draft_model: str = ""
     offered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    may_offer_more: bool = False
+    """A worker is listed that has not told yet what it is, dead or still starting: its drafters are not known."""
 
     @property
     def name(self) -> str:

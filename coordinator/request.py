@@ -102,7 +102,8 @@ def resolve(
     _refuse_unsupported(request)
     output = _resolve_output(request.output)
     sampling = _resolve_sampling(request, model, settings)
-    speculation = _resolve_speculation(request.speculation, model, settings)
+    goes_on = request.HasField("prompt_hash") or len(request.resume_token_ids) > 0
+    speculation = _resolve_speculation(request.speculation, model, settings, goes_on=goes_on)
     stop_strings = _resolve_stop_strings(request.stopping)
     ids = prompt_ids(request, model)
     stopping = _resolve_stopping(request.stopping, len(ids), model, settings)
@@ -274,7 +275,11 @@ def _resolve_output(options: Any) -> dict[str, Any]:
     }
 
 
-def _resolve_speculation(options: Any, model: ServedModel, settings: CoordinatorSettings) -> dict[str, Any]:
+def _resolve_speculation(
+    options: Any, model: ServedModel, settings: CoordinatorSettings, *, goes_on: bool
+) -> dict[str, Any]:
+    """goes_on: the text was begun before, with a drafter that was there then. What is lost with a drafter, or while it
+    has not come up yet, is speed: its name is taken as it is, and drafts come once somebody offers them."""
     cap = model.max_draft_tokens
     fixed = settings.num_speculative_tokens
     if options.HasField("num_speculative_tokens"):
@@ -297,7 +302,7 @@ def _resolve_speculation(options: Any, model: ServedModel, settings: Coordinator
     if options.HasField("max_speculative_tokens"):
         maximum = int(_within("speculation.max_speculative_tokens", options.max_speculative_tokens, 1, cap))
     drafter = "" if options.drafter == AUTO else options.drafter
-    if drafter and drafter not in model.drafters:
+    if drafter and drafter not in model.drafters and not (goes_on or model.may_offer_more):
         groups = [f"{', '.join(names)} ({who})" for who, names in model.offered.items()]
         known = ", ".join((AUTO, *(groups or model.drafters)))
         why = "" if model.draft_model else "; no draft worker is connected that could draft for this model"

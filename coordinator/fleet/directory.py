@@ -284,6 +284,7 @@ class WorkerDirectory:
             max_draft_tokens=min(d.capacity.max_draft_tokens for d in described),
             drafters=tuple(dict.fromkeys(n for names in offered.values() for n in names)),
             offered={who: names for who, names in offered.items() if names},
+            may_offer_more=any(worker.description is None for worker in self._workers.values()),
             draft_model=described[1].model.model if drafts else "",
         )
 
