@@ -155,12 +155,15 @@ class GenerationServicer:
         model = self._directory.model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
 
-        def decode() -> str:
+        def decode() -> pb.DetokenizeResponse:
             token_ids = tuple(request.token_ids)
             check_ids("token_ids", token_ids, model.description.vocab_size)
-            return model.codec.decode(token_ids, skip_special_tokens=skip)
+            text = model.codec.decode(token_ids, skip_special_tokens=skip)
+            return pb.DetokenizeResponse(
+                text=text, token_bytes=model.codec.each(token_ids) if request.each_token else ()
+            )
 
-        return pb.DetokenizeResponse(text=await asyncio.to_thread(decode))
+        return await asyncio.to_thread(decode)
 
     async def _resolve(
         self, request: pb.GenerateRequest, model: ServedModel, request_id: str, tenant: str

@@ -13,6 +13,7 @@ an undisturbed one (see `outrider.resume`). With `resume=None` the first failure
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import Any, Unpack
 import grpc.aio
 
 from outrider import results
-from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, OutriderError, Unavailable
+from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, OutriderError, Unavailable, Unimplemented
 from outrider.results import Chunk, Complete, Completion, Event, ModelInfo, ServerInfo, Started
 from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
@@ -84,6 +85,12 @@ class Client:
         pings = ping_options(keep_alive.interval_ms, keep_alive.timeout_ms)
         options = list((dict(CLIENT_OPTIONS) | pings).items())
         self._endpoints = Endpoints(addresses, partial(grpc.aio.insecure_channel, options=options))
+
+    def with_metadata(self, metadata: Mapping[str, str]) -> Client:
+        """The same client over the same connections, whose calls carry `metadata` too. Close the first one."""
+        other = copy.copy(self)
+        other._metadata = tuple({**dict(self._metadata), **metadata}.items())
+        return other
 
     async def __aenter__(self) -> Client:
         return self
@@ -208,6 +215,16 @@ class Client:
         request = generation_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         assign(request, "token_ids", token_ids, path="token_ids")
         return (await self._call("Detokenize", request)).text
+
+    async def token_bytes(self, token_ids: Sequence[int], *, model: str = "") -> list[bytes]:
+        """What each token writes, special ones too; one may be part of a code point. Raises Unimplemented where the
+        coordinator is older than this call."""
+        request = generation_pb2.DetokenizeRequest(model=model, each_token=True)
+        assign(request, "token_ids", token_ids, path="token_ids")
+        told = list((await self._call("Detokenize", request)).token_bytes)
+        if len(told) != len(token_ids):
+            raise Unimplemented(f"{self.address} cannot tell the bytes of each token: it runs an older release")
+        return told
 
     async def _call(self, method: str, request: Any, *, or_elsewhere: type[OutriderError] | None = None) -> Any:
         """One answer, from the first coordinator that can be reached; or that does not say `or_elsewhere`."""

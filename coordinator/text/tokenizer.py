@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from outrider.errors import InvalidArgument
@@ -22,6 +23,9 @@ class TextCodec(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def each(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What each token writes, special ones too; one may be part of a code point."""
 
     def is_special(self, token_id: int) -> bool: ...
 
@@ -50,6 +54,9 @@ class ToyCodec:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(toy_char, token_ids))
 
+    def each(self, token_ids: Sequence[int]) -> list[bytes]:
+        return [toy_char(token_id).encode() for token_id in token_ids]
+
     def is_special(self, token_id: int) -> bool:
         return False
 
@@ -77,6 +84,18 @@ class TokenizerCodec:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def each(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Takes up to a second when it is first asked."""
+        known = (self._tokenizer.id_to_token(token_id) is not None for token_id in token_ids)
+        return [
+            self._bytes.decode_bytes([token_id]) if is_known else b""
+            for token_id, is_known in zip(token_ids, known, strict=True)
+        ]
+
+    @cached_property
+    def _bytes(self) -> LLTokenizer:
+        return LLTokenizer(self._tokenizer.to_str())
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special

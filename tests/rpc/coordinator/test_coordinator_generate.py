@@ -370,6 +370,7 @@ async def test_info_tokenize_and_detokenize(stack: Stack, client: Client) -> Non
     assert [worker.numerics for worker in server.workers] == [fast, fast]
     assert await client.tokenize('!"#') == [0, 1, 2]
     assert await client.detokenize([0, 1, 2]) == '!"#'
+    assert await client.token_bytes([0, 1, 2]) == [b"!", b'"', b"#"]
     with pytest.raises(OutriderError, match="below 48") as bad:
         await client.detokenize([48])
     assert bad.value.field == "token_ids"

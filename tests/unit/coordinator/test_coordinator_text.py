@@ -245,3 +245,16 @@ def test_a_template_that_drops_the_last_message_cannot_continue_it() -> None:
     with pytest.raises(InvalidArgument, match="nothing can be continued") as refusal:
         template.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert refusal.value.field == "chat.continue_final_message"
+
+
+def test_bytes_of_each_token_make_up_the_text() -> None:
+    text = "naïve 😀 你好<|end|> façade"
+    for codec in (BYTE_LEVEL, BYTE_FALLBACK):
+        ids = codec.encode(text.replace("<|end|>", ""), add_special_tokens=False)
+        assert any("\ufffd" in codec.decode([token_id], skip_special_tokens=False) for token_id in ids)
+        whole = b"".join(codec.each(ids)).decode()
+        assert whole.strip() == codec.decode(ids, skip_special_tokens=False).strip()
+    ids = BYTE_LEVEL.encode(text, add_special_tokens=False)
+    assert b"".join(BYTE_LEVEL.each(ids)).decode() == text
+    assert BYTE_LEVEL.each([NUM_BYTE_LEVEL_IDS + 5]) == [b""]
+    assert ToyCodec(400).each([0, 300]) == [toy_char(0).encode(), toy_char(300).encode()]
