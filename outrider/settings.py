@@ -33,8 +33,8 @@ class _Settings(BaseSettings):
         )
 
 
-class ServerSettings(_Settings):
-    """What every server has."""
+class ListenerSettings(_Settings):
+    """What listens on a port."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
@@ -46,19 +46,42 @@ class ServerSettings(_Settings):
     drain_delay_s: float = Field(
         0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice."
     )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
+    )
+
+
+class ServerSettings(ListenerSettings):
+    """What every gRPC server has."""
+
     heartbeat_ms: int = Field(500, ge=10, description="Heartbeat interval while work is outstanding.")
     ping_interval_ms: int = Field(10_000, ge=100, description="Time between pings to whoever is connected.")
     ping_timeout_ms: int = Field(
         5_000, ge=100, description="Who answers no ping for so long is gone: its streams end and free what they hold."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
     reflection: bool = Field(True, description="Serve gRPC reflection, for grpcurl.")
     max_concurrent_calls: int = Field(
         8192, ge=1, description="Calls at once, those that are being refused among them; more are not even read."
     )
+
+
+class GatewaySettings(ListenerSettings):
+    """The OpenAI-compatible gateway."""
+
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 picks a free one and prints it.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
+        None,
+        ge=0,
+        le=65535,
+        description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: beside the API.",
     )
+    coordinators: AddressList = Field(
+        ("127.0.0.1:50050",),
+        description="Coordinators to call, comma separated: host:port, or dns:///host:port for all behind it.",
+    )
+    max_concurrent_requests: int = Field(4096, ge=1, description="Requests at once; more are refused.")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="Longest body of a request.")
 
 
 class CoordinatorSettings(ServerSettings):
@@ -289,7 +312,7 @@ class DistillSettings(_Settings):
 
 def known_variables() -> set[str]:
     """Every `OUTRIDER_` variable that some process reads."""
-    classes = (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings, DistillSettings)
+    classes = (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings, GatewaySettings, DistillSettings)
     return {PREFIX + name.upper() for cls in classes for name in cls.model_fields}
 
 

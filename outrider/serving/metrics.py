@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from outrider.errors import Unavailable
-from outrider.settings import ServerSettings
+from outrider.settings import ListenerSettings
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Reading(Collector):
 
 
 @contextlib.asynccontextmanager
-async def metrics_endpoint(settings: ServerSettings, registry: CollectorRegistry) -> AsyncIterator[int | None]:
+async def metrics_endpoint(settings: ListenerSettings, registry: CollectorRegistry) -> AsyncIterator[int | None]:
     """Serves `registry` until the block ends. Yields the port; None where `metrics_port` is unset.
 
     Raises Unavailable naming the address when it is taken.
