@@ -6,10 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from stack import Server, in_process_stack, start
 
 import coordinator.server
 import draft_worker.server
+from coordinator.draining import HandedOver
+from coordinator.metrics import CoordinatorMetrics
 from outrider import results
 from outrider.client import Client
 from outrider.errors import OutriderError, Unavailable
@@ -135,6 +138,23 @@ async def test_who_is_handed_over_is_told_why_behind_a_whole_round() -> None:
             assert (*ids, *rest.token_ids) == whole.token_ids
             assert rest.speculation.num_draft_tokens > 0, "INCONCLUSIVE"
             await no_sessions(other)
+
+
+def test_a_request_that_is_handed_over_is_counted_apart_from_failures() -> None:
+    class Nobody:
+        num_running = num_waiting = num_lingering = num_paused = 0
+
+        def workers(self) -> tuple[Any, ...]:
+            return ()
+
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry, Nobody(), Nobody())  # type: ignore[arg-type]
+    for error in (HandedOver(), Unavailable("gone")):
+        with pytest.raises(Unavailable), metrics.request() as counted:
+            counted.model = "m"
+            raise error
+    for status in ("HANDED_OVER", "UNAVAILABLE"):
+        assert registry.get_sample_value("outrider_request_failure_total", {"model_name": "m", "status": status}) == 1
 
 
 async def test_who_waits_for_a_place_and_who_comes_late_go_elsewhere_too() -> None:
