@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.errors import InvalidArgument
 from outrider.lm.heads.checkpoint import fault
 from outrider.lm.interface import LAST_HIDDEN
+
+STATES_FIELD = "head_states"
+"""The setting that says which states a head reads where its config does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,13 @@ def _state_candidates(
         inputs_first = layout == "speculators" or ids[:1] == [2]
         wanted = [by_input, by_output] if inputs_first else [by_output, by_input]
     possible = [c for c in wanted if len(c) == num_states and all(0 <= i < num_layers for i in c)]
+    if not possible and states is not None:
+        raise InvalidArgument(
+            f"{STATES_FIELD} is {','.join(map(str, states))}, but the head reads {num_states} states of the target, "
+            f"which has inputs of layers 0 to {num_layers - 1}: name as many of these",
+            field=STATES_FIELD,
+            reason="BAD_HEAD",
+        )
     if not possible:
         raise fault(
             f"the head reads {num_states} states of the target and names layers {list(wanted[0])}: the target has "

@@ -113,9 +113,9 @@ def test_only_what_the_head_shares_is_read(target, heads):
         ({"head": "medusa"}, "head", "beside its target"),
         ({"head": "nowhere"}, "head", "no file or folder"),
         ({"target": "no_target"}, "target", "no_target"),
-        ({"head_states": ("1", "3")}, "head", "states"),
+        ({"head_states": ("1", "3")}, "head_states", "is 1,3, but the head reads 3 states"),
         ({"head_states": ("a",)}, "head_states", "no comma list"),
-        ({"head_states": ("1", "3", "99")}, "head", "states"),
+        ({"head_states": ("1", "3", "99")}, "head_states", "inputs of layers 0 to"),
     ],
 )
 def test_what_cannot_be_a_far_head_stops_the_start(target, heads, tmp_path, changes, field, told):
