@@ -251,7 +251,7 @@ async def serve(
 
     `on_ready` gets the port once every listed worker was asked; readiness itself is the health service's to tell.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     stop = stop or asyncio.Event()
     targets, target_names = split_names(settings.target_workers, "target_workers")
     drafts, draft_names = split_names(settings.draft_workers, "draft_workers")

@@ -47,6 +47,9 @@ class ListenerSettings(_Settings):
         0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="json: an object a line, with request and trace ids; never a prompt or a text."
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
     )

@@ -153,7 +153,7 @@ async def serve_worker(
     loaded: a model already in memory instead of `settings.model`. on_ready gets the port once the worker serves.
     more_families: what this kind of worker exports besides, given the labels of all.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     equipment = equipment or Equipment()
     stop = stop or asyncio.Event()
     registry = new_registry(f"{role_from_pb(role)}-worker")
