@@ -17,7 +17,7 @@ from coordinator.peer import FLOODED, NOT_UNDERSTOOD
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
 from outrider.errors import DRAINING, Aborted, Internal, OutriderError, Unavailable
-from outrider.results import DraftRounds
+from outrider.server_info import DraftRounds
 from outrider.serving.messages import DraftOpening, Verdict
 from outrider.serving.session_calls import SealedProposal
 

@@ -25,7 +25,7 @@ from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink
 from outrider.errors import Aborted, OutriderError
-from outrider.results import DraftRounds
+from outrider.server_info import DraftRounds
 from outrider.serving import session_calls as wire
 from outrider.serving.worker_calls import describe
 from outrider.settings import CoordinatorSettings

@@ -22,11 +22,12 @@ from typing import Any, Unpack
 
 import grpc.aio
 
-from outrider import results
+from outrider import results, server_info
 from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, OutriderError, Unavailable, Unimplemented
-from outrider.results import Chunk, Complete, Completion, Event, ModelInfo, ServerInfo, Started
+from outrider.results import Chunk, Complete, Completion, Event, Started
 from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
+from outrider.server_info import ModelInfo, ServerInfo
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.endpoints import Connection, Endpoints
 from outrider.serving.read_results import name_of, read, read_step
@@ -151,7 +152,7 @@ class Client:
         return read(
             ModelInfo,
             reply,
-            generation_defaults=read(results.GenerationDefaults, reply.generation_defaults),
+            generation_defaults=read(server_info.GenerationDefaults, reply.generation_defaults),
             acceptance_rules=tuple(rule for rule in AcceptanceRule if rule in reply.acceptance_rules),
         )
 
@@ -160,13 +161,13 @@ class Client:
         reply = await self._call("GetServerInfo", generation_pb2.GetServerInfoRequest())
         workers = (
             read(
-                results.Worker,
+                server_info.Worker,
                 worker,
                 role=name_of(worker_pb2.WorkerRole, worker.role, "WORKER_ROLE_"),
-                capacity=read(results.Capacity, worker.capacity),
-                numerics=read(results.Numerics, worker.numerics, environment=dict(worker.numerics.environment)),
-                cache_counters=read(results.CacheCounters, worker.cache_counters),
-                draft_rounds=read(results.DraftRounds, worker.draft_rounds),
+                capacity=read(server_info.Capacity, worker.capacity),
+                numerics=read(server_info.Numerics, worker.numerics, environment=dict(worker.numerics.environment)),
+                cache_counters=read(server_info.CacheCounters, worker.cache_counters),
+                draft_rounds=read(server_info.DraftRounds, worker.draft_rounds),
             )
             for worker in reply.workers
         )

@@ -18,7 +18,7 @@ from outrider.drafting.proposal import EMPTY, Proposal, check
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
 from outrider.lm.tree import are_ordered, is_chain
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.session_log import SessionCounters, SessionLog
 
 log = logging.getLogger(__name__)

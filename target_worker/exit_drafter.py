@@ -13,7 +13,7 @@ import numpy as np
 from outrider.drafting.chain import drafting, length_in_step
 from outrider.drafting.proposal import Proposal
 from outrider.lm.interface import Forward, Program, SequenceHandle
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.session_log import SessionLog
 
 if TYPE_CHECKING:

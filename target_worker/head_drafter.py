@@ -12,7 +12,7 @@ from outrider.lm.heads import Head, ProbeReport, ProbeText, choose_convention, f
 from outrider.lm.heads.medusa import MedusaHead
 from outrider.lm.heads.target import HeadTarget, cheapest_dtype
 from outrider.lm.interface import SequenceHandle
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.session_log import SessionLog
 
 

@@ -13,7 +13,7 @@ from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
 from outrider.lm.states import check_states, feature_model, read_states, write_states
 from outrider.lm.toy import PREFIX as TOY_PREFIX
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.equipment import Equipment
 from outrider.settings import TargetWorkerSettings
 from target_worker.drafters import HeldDrafter

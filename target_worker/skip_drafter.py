@@ -15,7 +15,7 @@ from outrider.drafting.proposal import Proposal
 from outrider.errors import InvalidArgument
 from outrider.lm.engine import Engine
 from outrider.lm.interface import Forward, LanguageModel, Program, SequenceHandle
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.session_log import SessionLog
 
 KIND = "skip"

@@ -13,7 +13,7 @@ from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal
 from outrider.errors import Internal, InvalidArgument
 from outrider.lm.interface import LanguageModel, Program, SequenceHandle
 from outrider.lm.toy import PREFIX, ToyModel, parse_toy
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.session_log import SessionLog
 
 KIND = "toy"

@@ -15,7 +15,7 @@ from coordinator.fleet.limits import Foreign, Limits, limits_of
 from coordinator.gamma.median import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
-from outrider.results import DraftRounds
+from outrider.server_info import DraftRounds
 from outrider.serving.channel import open_channel
 from outrider.serving.worker_calls import WorkerDescription, describe, is_serving, watch_serving
 

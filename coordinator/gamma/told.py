@@ -9,7 +9,7 @@ from coordinator.gamma.head_trees import MAX_WIDTH
 from coordinator.gamma.policy import Candidate
 from coordinator.gamma.shared import PairEstimates
 from outrider.lm.timing import PassTiming
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.worker_calls import TARGET, WorkerDescription
 
 TREE, CHAIN = "tree", "model"

@@ -14,7 +14,7 @@ from deploy.ray.fleet import Placed, grace_s_of, why_failed
 from deploy.ray.load import LoadWindow
 from deploy.ray.reconcile import Action, Drain, End, Observed, Phase, Start, plan
 from deploy.ray.scaling import PoolScaler
-from outrider.results import ServerInfo
+from outrider.server_info import ServerInfo
 
 PATIENCE_S = 20.0
 """A worker without a place for this long is reported: Ray says nothing."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outrider import Client
 from outrider.errors import OutriderError
-from outrider.results import ServerInfo
+from outrider.server_info import ServerInfo
 from outrider.serving.naming import Resolve, resolve, split_names
 
 TIMEOUT_S = 2.0

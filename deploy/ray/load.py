@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from outrider.results import Capacity, DraftRounds, ServerInfo, Worker
+from outrider.server_info import Capacity, DraftRounds, ServerInfo, Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import ray
 from outrider import Client
 from outrider.cli.process import Child
 from outrider.errors import Unavailable
-from outrider.results import ServerInfo, Worker
+from outrider.server_info import ServerInfo, Worker
 
 
 @contextmanager

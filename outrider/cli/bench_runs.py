@@ -19,7 +19,8 @@ from outrider.cli.prompts import for_model
 from outrider.cli.stack import Stack, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
-from outrider.results import CacheCounters, Chunk, Complete, Completion, ModelInfo, Started
+from outrider.results import Chunk, Complete, Completion, Started
+from outrider.server_info import CacheCounters, ModelInfo
 from outrider.settings import CoordinatorSettings, TargetWorkerSettings
 
 if TYPE_CHECKING:

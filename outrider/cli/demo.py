@@ -17,8 +17,9 @@ from outrider.cli.prompts import for_model, read_prompts
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
-from outrider.results import TREE_SUFFIX, Chunk, Complete, Completion, ModelInfo, Started
+from outrider.results import Chunk, Complete, Completion, Started
 from outrider.sampling.params import Origin
+from outrider.server_info import TREE_SUFFIX, ModelInfo
 
 _COLOURS = {Origin.ACCEPTED: "green", Origin.CORRECTION: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: "white"}
 _OTHER_DRAFTERS = {"model", "tree", "text", "lookup", "suffix"}

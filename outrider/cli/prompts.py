@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.client import Prompt
 from outrider.errors import InvalidArgument
-from outrider.results import ModelInfo
+from outrider.server_info import ModelInfo
 
 MIXED = ("chat", "code", "code-edit", "summarise")
 """Kinds that stand for everyday work: what `read_prompts` gives when no kind is asked for."""

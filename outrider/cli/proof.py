@@ -18,8 +18,9 @@ import numpy as np
 
 from outrider.cli.law import LawTest, alarm, detectable_shift
 from outrider.client import Client, GenerateOptions, Prompt
-from outrider.results import Completion, ModelInfo, Step
+from outrider.results import Completion, Step
 from outrider.sampling.params import AcceptanceRule
+from outrider.server_info import ModelInfo
 
 Distributions = Callable[[Sequence[int], Sequence[int]], list[np.ndarray]]
 OnProgress = Callable[[str, float | None], None]

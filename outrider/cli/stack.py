@@ -21,7 +21,7 @@ from outrider.cli.flags import to_flags
 from outrider.cli.process import Child, OnLine
 from outrider.client import Client
 from outrider.errors import FailedPrecondition, OutriderError, Unavailable
-from outrider.results import Worker
+from outrider.server_info import Worker
 from outrider.settings import WorkerSettings
 
 DEFAULT_MODEL = "smollm2-135m"

@@ -23,8 +23,8 @@ from outrider.cli.reference import Reference, load_target
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client
 from outrider.errors import FailedPrecondition
-from outrider.results import ModelInfo
 from outrider.sampling.params import SamplingParams
+from outrider.server_info import ModelInfo
 from outrider.settings import TargetWorkerSettings
 
 _EXIT_CODES = {"LOSSLESS": 0, "BROKEN": EXIT_FAILURE, "INCONCLUSIVE": EXIT_INCONCLUSIVE}

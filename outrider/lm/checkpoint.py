@@ -30,7 +30,7 @@ from outrider.lm.pretrained import check_code, load_gguf, load_tokenizer, load_w
 from outrider.lm.rank_devices import rank_device
 from outrider.lm.rounded_linears import round_linears, weight_bytes
 from outrider.lm.tensor_parallel import shard_model
-from outrider.results import Numerics
+from outrider.server_info import Numerics
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]

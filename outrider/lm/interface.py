@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from outrider.results import Numerics
+from outrider.server_info import Numerics
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.lm import toy
 from outrider.lm.draft_vocab import TrimmedToy, drafted_ids
 from outrider.lm.interface import LoadedModel
-from outrider.results import Numerics
+from outrider.server_info import Numerics
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 Progress = Callable[[str, float | None], None]

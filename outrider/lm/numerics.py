@@ -17,7 +17,7 @@ import numpy as np
 from outrider.errors import FailedPrecondition
 from outrider.lm.interface import LanguageModel, PackedBatch, Segment
 from outrider.lm.row_counts import ROW_COUNTS
-from outrider.results import Numerics
+from outrider.server_info import Numerics
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 640

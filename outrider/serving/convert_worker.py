@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
-from outrider.results import CacheCounters, Numerics, TargetDrafter
+from outrider.server_info import CacheCounters, Numerics, TargetDrafter
 from outrider.v1 import worker_pb2
 
 _DEFAULTS: dict[str, Callable[[float], float]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 
 
 class Equipment:

@@ -20,8 +20,8 @@ from outrider.errors import DRAINING, Aborted
 from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
-from outrider.results import CacheCounters
 from outrider.sampling.grammar import GrammarVocabulary
+from outrider.server_info import CacheCounters
 from outrider.serving.convert_worker import (
     cache_counters_to_pb,
     description_to_pb,

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
-from outrider.results import CacheCounters, Capacity, TargetDrafter
+from outrider.server_info import CacheCounters, Capacity, TargetDrafter
 from outrider.serving.convert_worker import (
     cache_counters_from_pb,
     description_from_pb,

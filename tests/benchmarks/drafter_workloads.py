@@ -6,7 +6,7 @@ from outrider.cli.prompts import WORKLOADS, for_model, read_prompts, spread
 from outrider.client import Prompt
 from outrider.distill import prompts as distilled
 from outrider.errors import InvalidArgument
-from outrider.results import ModelInfo
+from outrider.server_info import ModelInfo
 
 HELD_OUT_KINDS = {"chat": ("topic", "text"), "code": ("code",)}
 """Workloads made of the built-in prompts that `outrider distill` holds out, by what those are made of."""

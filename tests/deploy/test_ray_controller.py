@@ -17,7 +17,7 @@ from deploy.ray.config import Fleet, Pool, Scaling
 from deploy.ray.controller import MAX_RETRY_S, PATIENCE_S, RETRY_S, Controller
 from deploy.ray.fleet import Placed, grace_s_of
 from deploy.ray.reconcile import Phase
-from outrider.results import ServerInfo
+from outrider.server_info import ServerInfo
 
 TARGETS = Pool(name="t", role="target", replicas=2, min_replicas=1, max_replicas=3, settings={"model": "toy:vocab=8"})
 FLEET = Fleet(coordinators=("c:1",), pools=(TARGETS,), scaling=Scaling(up_delay_s=0, down_delay_s=0))

@@ -13,7 +13,7 @@ from deploy.ray.config import Pool, Scaling
 from deploy.ray.load import Load, LoadWindow
 from deploy.ray.reconcile import Action, Drain, End, Observed, Phase, Start, plan
 from deploy.ray.scaling import PoolScaler, need
-from outrider.results import CacheCounters, Capacity, DraftRounds, Numerics, ServerInfo, Worker
+from outrider.server_info import CacheCounters, Capacity, DraftRounds, Numerics, ServerInfo, Worker
 
 SCALING = Scaling(up_delay_s=10, down_delay_s=60)
 GRACE_S = 30.0

@@ -23,7 +23,7 @@ from faults.nursery import Nursery, nursery
 import outrider
 from outrider.cli.flags import to_flags
 from outrider.cli.process import Child
-from outrider.results import Worker
+from outrider.server_info import Worker
 
 VERIFY_MS = 20
 TARGET = f"toy:vocab=24,seed=5,pass_ms={VERIFY_MS}"

@@ -17,7 +17,7 @@ import draft_worker.server as draft_server
 import target_worker.server as target_server
 from coordinator import drafting
 from coordinator.peer import Peer
-from outrider import results
+from outrider import results, server_info
 from outrider.client import Client
 from outrider.errors import OutriderError
 from outrider.lm.toy import ToyModel
@@ -319,7 +319,7 @@ async def test_workers_that_register_themselves_serve_drain_and_are_forgotten() 
     target = await start(target_server.serve, TargetWorkerSettings(model=TARGET, **worker))
     draft = await start(draft_server.serve, DraftWorkerSettings(model=DRAFT, **worker))
 
-    async def until(condition: Callable[[results.ServerInfo], bool]) -> None:
+    async def until(condition: Callable[[server_info.ServerInfo], bool]) -> None:
         for _ in range(200):
             if condition(await client.server_info()):
                 return

@@ -11,7 +11,7 @@ from conftest import scaled
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stack import Stack, in_process_stack
 
-from outrider import results
+from outrider import results, server_info
 from outrider.client import Client
 from outrider.errors import OutriderError
 from outrider.sampling.params import AcceptanceRule, Origin
@@ -80,7 +80,7 @@ async def test_usage_tells_what_was_not_computed_again(client: Client) -> None:
     async with asyncio.timeout(20):
         while (counters := (await client.server_info()).workers[0].cache_counters).num_cached_tokens < 96 + 128:
             await asyncio.sleep(0.05)
-    assert counters == results.CacheCounters(num_cached_tokens=96 + 128)
+    assert counters == server_info.CacheCounters(num_cached_tokens=96 + 128)
 
 
 @pytest.mark.parametrize("drafter", ["model", "lookup", "suffix", "auto"])
@@ -366,7 +366,7 @@ async def test_info_tokenize_and_detokenize(stack: Stack, client: Client) -> Non
     assert set(info.acceptance_rules) == set(AcceptanceRule)
     server = await client.server_info()
     assert [(w.role, w.healthy) for w in server.workers] == [("target", True), ("draft", True)]
-    fast = results.Numerics("fast", environment={"device": "simulated"})
+    fast = server_info.Numerics("fast", environment={"device": "simulated"})
     assert [worker.numerics for worker in server.workers] == [fast, fast]
     assert await client.tokenize('!"#') == [0, 1, 2]
     assert await client.detokenize([0, 1, 2]) == '!"#'

@@ -7,21 +7,21 @@ import asyncio
 import numpy as np
 from stack import in_process_stack
 
-from outrider import Client, results
+from outrider import Client, results, server_info
 
 TARGET = "toy:vocab=16,seed=1"
 DRAFT = "toy:vocab=16,seed=1,agreement=0.8,pass_ms=4"
 """Slow enough for streams to meet in its queue."""
 
 
-async def draft_rounds(client: Client) -> results.DraftRounds:
+async def draft_rounds(client: Client) -> server_info.DraftRounds:
     (told,) = [w.draft_rounds for w in (await client.server_info()).workers if w.role == "draft"]
     return told
 
 
 async def test_rounds_that_asked_a_draft_worker_are_told_with_what_they_waited() -> None:
     async with in_process_stack(TARGET, DRAFT) as stack, Client(stack.address, timeout_s=60) as client:
-        assert await draft_rounds(client) == results.DraftRounds()
+        assert await draft_rounds(client) == server_info.DraftRounds()
 
         prompt = np.random.default_rng(1).integers(16, size=400).tolist()  # so long that most pairs of ids are in it
 
@@ -50,4 +50,4 @@ async def test_rounds_that_asked_a_draft_worker_are_told_with_what_they_waited()
         assert guessed.speculation.num_draft_tokens > 0, "inconclusive: nothing was guessed"
         assert await draft_rounds(client) == told
         (target,) = [w for w in (await client.server_info()).workers if w.role == "target"]
-        assert target.draft_rounds == results.DraftRounds()
+        assert target.draft_rounds == server_info.DraftRounds()

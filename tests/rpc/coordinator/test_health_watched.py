@@ -13,7 +13,7 @@ import coordinator.server
 import target_worker.server
 from outrider import Client
 from outrider.errors import Unavailable
-from outrider.results import Worker
+from outrider.server_info import Worker
 from outrider.settings import CoordinatorSettings, TargetWorkerSettings
 
 

@@ -20,7 +20,7 @@ from coordinator.gamma.tree_acceptance import Siblings
 from outrider.drafting import tree
 from outrider.drafting.tree_plan import RoundCost
 from outrider.lm.timing import PassTiming
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 from outrider.serving.worker_calls import TARGET, WorkerDescription
 
 CAP = 12

@@ -11,7 +11,7 @@ from session_loops import PROMPT, ListSequence
 
 from outrider.drafting.heads import EagleDrafter, MedusaDrafter
 from outrider.lm.toy import ToyModel
-from outrider.results import TargetDrafter
+from outrider.server_info import TargetDrafter
 
 STATES = (2, 0, -1)
 

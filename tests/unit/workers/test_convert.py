@@ -9,9 +9,9 @@ from outrider.drafting.proposal import Proposal, ProposalFault, SparseQ
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
-from outrider.results import CacheCounters, Numerics, TargetDrafter
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
+from outrider.server_info import CacheCounters, Numerics, TargetDrafter
 from outrider.serving import convert, convert_worker
 from outrider.serving.messages import DraftOpening, FeatureRows, Header, TargetOpening, TokenLogprobs, Verdict
 from outrider.v1 import common_pb2, draft_pb2, target_pb2

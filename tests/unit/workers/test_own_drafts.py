@@ -22,8 +22,8 @@ from session_loops import (
 from outrider.drafting.proposal import Proposal
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Forward
-from outrider.results import TargetDrafter
 from outrider.sampling.params import Finish, StoppingParams
+from outrider.server_info import TargetDrafter
 from outrider.serving.messages import TargetOpening
 from outrider.serving.session_log import SessionCounters
 from target_worker.drafters import MAX_FAILURES

@@ -9,8 +9,8 @@ from law import chi_square, joint_law
 from session_loops import BUSY, GREEDY, PROMPT, RULES, HandDriver, ListSequence, header_after, plain_text, toy
 
 from outrider.errors import InvalidArgument, ResourceExhausted
-from outrider.results import TargetDrafter
 from outrider.sampling.params import Finish, StoppingParams
+from outrider.server_info import TargetDrafter
 from outrider.serving.messages import TargetOpening
 from target_worker.session import TargetSession
 from target_worker.skip_drafter import HeldSkip, SkipDrafter, parse_layers
