@@ -90,14 +90,15 @@ class SessionPool:
         self._prefixes.remember(keys, worker.address)
         if worker.description is not None:
             self._numerics[stream] = worker.description.model.numerics_fingerprint
-        call = wire.target_call(worker.channel, self._timeout_s(stream))
+        call = wire.target_call(worker.channel, self._timeout_s(stream), worker.metadata)
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
         states, reads = "", stream.features.read_states
         if request.max_draft_tokens:
             states = self._directory.wanted_features(request.model, worker, request.drafter, reads)
         num_blocks = self._promised_blocks(stream, worker)
         incarnation = worker.description.incarnation if worker.description is not None else ""
-        link = TargetLink(peer, worker.address, stream.log, stream.features, states, incarnation)
+        numerics = self._numerics.get(stream, "")
+        link = TargetLink(peer, worker.address, stream.log, stream.features, states, incarnation, numerics)
         return self._enlist(link, worker, num_blocks)
 
     def has_draft(self, stream: Stream, avoid: frozenset[str]) -> bool:
@@ -108,7 +109,7 @@ class SessionPool:
         worker = self._directory.pick_draft(request.model, request.drafter, avoid)
         if worker is None or worker.description is None:
             return None
-        call = wire.draft_call(worker.channel, self._timeout_s(stream))
+        call = wire.draft_call(worker.channel, self._timeout_s(stream), worker.metadata)
         peer = self._peer(call, wire.read_draft, worker, wire.DRAFT_HEARTBEAT)
         states = next(iter(worker.description.drafter_features.values()), "")
         feed = FeatureFeed(stream.features, peer, states, request.model_fingerprint)
@@ -118,8 +119,10 @@ class SessionPool:
     async def has_died(self, link: TargetLink) -> bool:
         """Whether the process behind a link that is lost answers no more."""
         try:
-            channel = self._sessions[link].channel
-            found = await describe(channel, without_tokenizer=True, timeout_s=LAST_PROBE_S)
+            worker = self._sessions[link]
+            found = await describe(
+                worker.channel, without_tokenizer=True, timeout_s=LAST_PROBE_S, metadata=worker.metadata
+            )
         except OutriderError:
             return True
         return found.incarnation != link.incarnation
@@ -129,7 +132,7 @@ class SessionPool:
         worker = self._directory.pick_target(
             request.model, request.model_fingerprint, frozenset({avoid}), numerics=numerics
         )
-        call = wire.target_call(worker.channel, self._timeout_s(stream))
+        call = wire.target_call(worker.channel, self._timeout_s(stream), worker.metadata)
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
         link = TargetLink(peer, worker.address, stream.log, FeatureRelay(), "")
         return self._enlist(link, worker)  # its blocks are as good as others': they are promised to no stream that runs

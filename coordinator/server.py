@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -18,33 +18,37 @@ from coordinator.admission import Admission
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.sources import DnsSource, LeaseSource, Source, StaticSource
 from coordinator.generate import Generation
-from coordinator.metrics import ROLE, CoordinatorMetrics
+from coordinator.journal import Journal
+from coordinator.lease_families import lease_families
+from coordinator.metrics import ROLE, CoordinatorMetrics, status_of
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
-from outrider.errors import Internal, InvalidArgument
-from outrider.results import Complete
+from coordinator.tenants import Tenants
+from outrider.errors import Internal, InvalidArgument, PermissionDenied
 from outrider.sampling.params import AcceptanceRule
+from outrider.serving.access import CALLER, Access, FleetGuard, refuse_to_be_open
 from outrider.serving.channel import is_host_and_port
 from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
 from outrider.serving.events import event_to_pb, step_to_pb
-from outrider.serving.metrics import metrics_endpoint, new_registry
+from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
+from outrider.serving.records import kept_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
+from outrider.serving.tls import WORKER_NAMES, certificate_names
+from outrider.serving.tracing import Tracing, tracing
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.settings import CoordinatorSettings
 from outrider.v1 import generation_pb2 as pb
-from outrider.v1 import worker_pb2
+from outrider.v1 import record_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
 GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"]
 FLEET = worker_pb2.DESCRIPTOR.services_by_name["FleetService"]
-DEFAULT_TENANT = "default"
 LONG_REQUEST_BYTES = 16_384
 """From here on a request is checked and tokenized off the event loop."""
-_TENANT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class GenerationServicer:
@@ -56,12 +60,17 @@ class GenerationServicer:
         directory: WorkerDirectory,
         server: Server,
         registry: CollectorRegistry,
+        traced: Tracing,
+        tenants: Tenants,
     ) -> None:
         self._settings = settings
+        self._tenants = tenants
         self._directory = directory
         self._server = server
         self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests, directory.limits)
-        self._metrics = CoordinatorMetrics(registry, self._admission, directory)
+        is_read = settings.metrics_port is not None
+        self._metrics = CoordinatorMetrics(registry, self._admission, directory, is_read=is_read)
+        self._journal = Journal(status_of, traced)
         self._generation = Generation(SessionPool(directory, settings), self._admission, self._metrics, settings)
         self._started = time.monotonic()
 
@@ -74,21 +83,23 @@ class GenerationServicer:
         request_id = resolve_request_id(request)
         context.set_trailing_metadata((("x-request-id", request_id),))
         await context.send_initial_metadata((("x-request-id", request_id),))
-        tenant = tenant_of(context.invocation_metadata() or (), self._settings.trusted_tenant_header)
-        with self._metrics.request() as counted:
+        tenant = CALLER.get()
+        with self._journal.request(request_id, arrived) as entry, self._metrics.request() as counted:
             model = self._directory.model(request.model)
             counted.model = model.name
             with self._admission.arriving(tenant):
                 resolved = await self._resolve(request, model, request_id, tenant)
+            entry.begins(resolved)
             counted.num_open = resolved.num_choices
             self._directory.pick_target(model.name, resolved.model_fingerprint)
             time_left_s = context.time_remaining()
             events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=time_left_s)
             try:
-                async with aclosing(events):
-                    async for event in events:
-                        counted.num_open -= isinstance(event, Complete)
-                        yield event_to_pb(event)
+                with self._tenants.streams(resolved, request.WhichOneof("prompt") or "prompt"):
+                    async with aclosing(events):
+                        async for event in events:
+                            counted.num_open -= entry.told(event)
+                            yield event_to_pb(event)
             except Internal as error:
                 raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error
 
@@ -133,14 +144,22 @@ class GenerationServicer:
         )
 
     async def GetTrace(self, request: pb.GetTraceRequest, context: Any) -> pb.GetTraceResponse:
-        tenant = tenant_of(context.invocation_metadata() or (), self._settings.trusted_tenant_header)
-        streams = self._generation.traces.of(tenant, request.request_id)
+        streams = self._generation.traces.of(CALLER.get(), request.request_id)
         return pb.GetTraceResponse(
             streams=[
                 pb.StreamTrace(index=one.index, steps=map(step_to_pb, one.steps), num_left_out=one.num_left_out)
                 for one in streams
             ]
         )
+
+    async def GetRecord(self, request: record_pb2.GetRecordRequest, context: Any) -> record_pb2.GetRecordResponse:
+        streams = self._generation.records.of(CALLER.get(), request.request_id)
+        if request.stream_index >= len(streams):
+            raise InvalidArgument(
+                f"stream_index is {request.stream_index}, the request has {len(streams)} streams", field="stream_index"
+            )
+        kept = await asyncio.to_thread(kept_to_pb, streams[request.stream_index])
+        return record_pb2.GetRecordResponse(stream=kept, num_streams=len(streams))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         model = self._directory.model(request.model)
@@ -168,11 +187,10 @@ class GenerationServicer:
     async def _resolve(
         self, request: pb.GenerateRequest, model: ServedModel, request_id: str, tenant: str
     ) -> ResolvedRequest:
+        settings = self._tenants.settings_for(tenant, self._settings)
         if request.ByteSize() > LONG_REQUEST_BYTES:
-            return await asyncio.to_thread(
-                resolve, request, model, self._settings, request_id=request_id, tenant=tenant
-            )
-        return resolve(request, model, self._settings, request_id=request_id, tenant=tenant)
+            return await asyncio.to_thread(resolve, request, model, settings, request_id=request_id, tenant=tenant)
+        return resolve(request, model, settings, request_id=request_id, tenant=tenant)
 
     def _worker_status(self, worker: Any) -> pb.WorkerStatus:
         healthy, detail = self._directory.health(worker)
@@ -205,6 +223,7 @@ class FleetServicer:
 
     def __init__(self, settings: CoordinatorSettings, leases: LeaseSource) -> None:
         self._lease_ms = settings.lease_ms
+        self._names_roles = bool(settings.tls_client_ca)
         self._leases = leases
 
     async def RegisterWorker(
@@ -215,8 +234,14 @@ class FleetServicer:
             raise InvalidArgument("role must be WORKER_ROLE_DRAFT or WORKER_ROLE_TARGET", field="role")
         if not is_host_and_port(request.address):
             raise InvalidArgument(f"address is {request.address[:80]!r}, must be host:port", field="address")
+        self._check_role(role, context)
         lease_id = self._leases.register(request.address, role)
         return worker_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._lease_ms)
+
+    def _check_role(self, role: str, context: Any) -> None:
+        """A draft worker that became a target would decide texts."""
+        if self._names_roles and WORKER_NAMES[role] not in certificate_names(context):
+            raise PermissionDenied(f"the certificate of a {role} worker must name {WORKER_NAMES[role]}", field="role")
 
     async def RenewWorker(self, request: worker_pb2.RenewWorkerRequest, context: Any) -> worker_pb2.RenewWorkerResponse:
         self._leases.renew(request.lease_id)
@@ -225,20 +250,6 @@ class FleetServicer:
     async def DrainWorker(self, request: worker_pb2.DrainWorkerRequest, context: Any) -> worker_pb2.DrainWorkerResponse:
         self._leases.drain(request.lease_id)
         return worker_pb2.DrainWorkerResponse()
-
-
-def tenant_of(metadata: Any, header: str) -> str:
-    """The tenant that a trusted proxy named. Raises InvalidArgument for a name that is none."""
-    for key, value in metadata:
-        if key == header:
-            if not isinstance(value, str) or not _TENANT.fullmatch(value):
-                raise InvalidArgument(
-                    f"metadata {header} must be 1 to 128 characters of [A-Za-z0-9._:-]",
-                    field=header,
-                    reason="BAD_TENANT",
-                )
-            return value
-    return DEFAULT_TENANT
 
 
 async def serve(
@@ -251,20 +262,28 @@ async def serve(
 
     `on_ready` gets the port once every listed worker was asked; readiness itself is the health service's to tell.
     """
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level)
     stop = stop or asyncio.Event()
     targets, target_names = split_names(settings.target_workers, "target_workers")
     drafts, draft_names = split_names(settings.draft_workers, "draft_workers")
     if not settings.target_workers:
         log.warning("target_workers is empty: nothing is served until a target worker registers itself")
     registry = new_registry(ROLE)
+    tenants = Tenants(settings)
+    access = _access(settings, tenants)
+    registry.register(Reading(access.families))
     with stop_on_signals(stop):
-        async with metrics_endpoint(settings, registry), running_server(settings, [GENERATION, FLEET]) as server:
+        async with (
+            metrics_endpoint(settings, registry),
+            tracing(settings, ROLE) as traced,
+            running_server(settings, [GENERATION, FLEET], access) as server,
+        ):
             changed = asyncio.Event()
             directory = WorkerDirectory(settings, on_change=changed.set)
             listed = [*((address, TARGET) for address in targets), *((address, DRAFT) for address in drafts)]
             names = [*((name, TARGET) for name in target_names), *((name, DRAFT) for name in draft_names)]
             leases = LeaseSource(directory, lease_ms=settings.lease_ms, max_workers=settings.max_registered_workers)
+            registry.register(Reading(partial(lease_families, leases)))
             sources: tuple[Source, ...] = (
                 StaticSource(directory, listed),
                 DnsSource(directory, names, lease_ms=settings.lease_ms),
@@ -274,7 +293,7 @@ async def serve(
                 for source in sources:
                     source.start()
                 await directory.start()
-                generation = GenerationServicer(settings, directory, server, registry)
+                generation = GenerationServicer(settings, directory, server, registry, traced, tenants)
                 servicers = {GENERATION.full_name: generation, FLEET.full_name: FleetServicer(settings, leases)}
                 await server.open(servicers)
                 readiness = asyncio.create_task(_follow_fleet(server, directory, changed, generation))
@@ -292,6 +311,18 @@ async def serve(
                     await source.close()
                 await server.close()
                 await directory.close()
+
+
+def _access(settings: CoordinatorSettings, tenants: Tenants) -> Access:
+    """Tenants generate, workers register. Raises InvalidArgument where anyone could call from beyond loopback."""
+    refuse_to_be_open(
+        settings,
+        is_guarded=bool(settings.tls_cert or settings.tokens_file),
+        remedy="Give --tls-cert and --tls-key, --tokens-file (`outrider token new`), or both",
+    )
+    is_closed = bool(settings.tls_cert or settings.tokens_file)
+    workers = FleetGuard(settings, WORKER_NAMES.values(), is_closed=is_closed)
+    return Access({GENERATION.full_name: tenants, FLEET.full_name: workers})
 
 
 async def _follow_fleet(

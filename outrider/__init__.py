@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outrider.resume import Resume as Resume
     from outrider.sampling.params import AcceptanceRule as AcceptanceRule
     from outrider.sampling.params import Origin as Origin
+    from outrider.serving.tls import TLS as TLS
 
 _HOME_OF = {
     "Client": "outrider.client",
@@ -28,6 +29,7 @@ _HOME_OF = {
     "Resume": "outrider.resume",
     "AcceptanceRule": "outrider.sampling.params",
     "Origin": "outrider.sampling.params",
+    "TLS": "outrider.serving.tls",
 }
 __all__ = list(_HOME_OF)
 

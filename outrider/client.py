@@ -23,16 +23,21 @@ from typing import Any, Unpack
 import grpc.aio
 
 from outrider import results, server_info
+from outrider.audit.record import StreamRecord
 from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, OutriderError, Unavailable, Unimplemented
 from outrider.results import Chunk, Complete, Completion, Event, Started
 from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
 from outrider.server_info import ModelInfo, ServerInfo
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
+from outrider.serving.client_span import client_span
 from outrider.serving.endpoints import Connection, Endpoints
 from outrider.serving.read_results import name_of, read, read_step
+from outrider.serving.records import record_from_pb
 from outrider.serving.resuming import ResumingCall
 from outrider.serving.status import from_rpc_error, is_from_transport
+from outrider.serving.tls import TLS, Dialer, open_named
+from outrider.serving.tokens import TokenSource, bearer_metadata
 from outrider.serving.write_request import (
     GenerateOptions,
     Message,
@@ -42,10 +47,11 @@ from outrider.serving.write_request import (
     chat_prompt,
     to_json,
 )
-from outrider.v1 import generation_pb2, generation_pb2_grpc, worker_pb2
+from outrider.v1 import generation_pb2, generation_pb2_grpc, record_pb2, worker_pb2
 
-__all__ = ["Client", "GenerateOptions", "KeepAlive", "Message", "Prompt", "Resume", "build_request"]
+__all__ = ["TLS", "Client", "GenerateOptions", "KeepAlive", "Message", "Prompt", "Resume", "build_request"]
 ON_BY_DEFAULT = Resume()
+GENERATE = "outrider.v1.GenerationService/Generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,15 @@ class Client:
         keep_alive: KeepAlive | None = None,
         metadata: Mapping[str, str] | None = None,
         resume: Resume | None = ON_BY_DEFAULT,
+        tls: TLS | None = None,
+        token: str | TokenSource | None = None,
     ) -> None:
         """`address` is host:port; several, in a sequence or with commas between, are coordinators over the same
         workers, and dns:///HOST:PORT stands for all behind a name. `timeout_s` is the deadline of calls that give none
         (None: no deadline), tries and waits included; `metadata` goes with every call. `resume`: what is done about
-        losses; None: nothing. Raises InvalidArgument for an address that is none, or a timeout that has passed."""
+        losses; None: nothing. `tls`: None for plaintext. `token`: what the coordinators know the caller by, or what
+        gives it before each call. Raises InvalidArgument for an address that is none, a timeout that has passed, or
+        files of TLS that are no good."""
         given = address.split(",") if isinstance(address, str) else address
         addresses = [one.strip() for one in given]
         if not addresses:
@@ -85,13 +95,20 @@ class Client:
         keep_alive = keep_alive or KeepAlive()
         pings = ping_options(keep_alive.interval_ms, keep_alive.timeout_ms)
         options = list((dict(CLIENT_OPTIONS) | pings).items())
-        self._endpoints = Endpoints(addresses, partial(grpc.aio.insecure_channel, options=options))
+        self._token = token
+        dialer = Dialer(tls, options)
+        open_channel = partial(dialer.open, server_name="") if tls is None else open_named(dialer, addresses)
+        self._endpoints = Endpoints(addresses, open_channel, version=lambda: dialer.version)
 
     def with_metadata(self, metadata: Mapping[str, str]) -> Client:
         """The same client over the same connections, whose calls carry `metadata` too. Close the first one."""
         other = copy.copy(self)
         other._metadata = tuple({**dict(self._metadata), **metadata}.items())
         return other
+
+    def _call_metadata(self) -> tuple[tuple[str, str], ...]:
+        token = self._token() if callable(self._token) else self._token
+        return self._metadata if token is None else (*self._metadata, *bearer_metadata(token))
 
     async def __aenter__(self) -> Client:
         return self
@@ -117,11 +134,12 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         to_error = partial(self._error, timeout_s=timeout_s)
         call = ResumingCall(
-            self._endpoints, request, self._resume, timeout_s=timeout_s, metadata=self._metadata, to_error=to_error
+            self._endpoints, request, self._resume, timeout_s=timeout_s, metadata=self._call_metadata, to_error=to_error
         )
-        async with aclosing(call.events()) as events:
-            async for event in events:
-                yield event
+        with client_span(GENERATE, self._metadata) as call.trace_metadata:
+            async with aclosing(call.events()) as events:
+                async for event in events:
+                    yield event
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
         """`generate` for a conversation."""
@@ -189,6 +207,18 @@ class Client:
             for stream in reply.streams
         )
 
+    async def records(self, request_id: str) -> tuple[StreamRecord, ...]:
+        """What is recorded of a request that has ended or runs: each choice, and each part of a text that was resumed.
+        Raises NotFound where the coordinators keep nothing of it; told is the first that does."""
+        found: list[StreamRecord] = []
+        num_streams = 1
+        while len(found) < num_streams:
+            request = record_pb2.GetRecordRequest(request_id=request_id, stream_index=len(found))
+            reply = await self._call("GetRecord", request, or_elsewhere=NotFound)
+            found.append(record_from_pb(reply.stream))
+            num_streams = reply.num_streams
+        return tuple(found)
+
     async def tokenize(
         self,
         prompt: str | Sequence[Message],
@@ -235,7 +265,7 @@ class Client:
                 stub = generation_pb2_grpc.GenerationServiceStub(connection.channel)
                 try:
                     reply: Awaitable[Any] = getattr(stub, method)(
-                        request, timeout=self._timeout_s, metadata=self._metadata
+                        request, timeout=self._timeout_s, metadata=self._call_metadata()
                     )
                     answer = await reply
                     self._endpoints.answered(connection)

@@ -49,6 +49,18 @@ class FailedPrecondition(OutriderError):
     status = "FAILED_PRECONDITION"
 
 
+class Unauthenticated(OutriderError):
+    """The caller showed no token, or none that is known."""
+
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDenied(OutriderError):
+    """The caller is known, and may not do this."""
+
+    status = "PERMISSION_DENIED"
+
+
 class ResourceExhausted(OutriderError):
     """A bounded queue is full. Carries `retry_delay_s`."""
 

@@ -47,9 +47,6 @@ class ListenerSettings(_Settings):
         0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
-    log_format: Literal["text", "json"] = Field(
-        "text", description="json: an object a line, with request and trace ids; never a prompt or a text."
-    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
     )
@@ -66,6 +63,28 @@ class ServerSettings(ListenerSettings):
     reflection: bool = Field(True, description="Serve gRPC reflection, for grpcurl.")
     max_concurrent_calls: int = Field(
         8192, ge=1, description="Calls at once, those that are being refused among them; more are not even read."
+    )
+    tls_cert: str = Field(
+        "", description="PEM file of this process's certificates: shown to callers, and to those that it calls."
+    )
+    tls_key: str = Field("", description="PEM file of the certificate's key; files of TLS are read again on change.")
+    tls_ca: str = Field(
+        "", description="PEM file of authorities: coordinators and workers that are called must be certified by them."
+    )
+    tls_client_ca: str = Field(
+        "", description="PEM file of authorities: only callers that are certified by them are served (mTLS)."
+    )
+    fleet_token_file: str = Field(
+        "",
+        description="File of secrets that coordinators and workers share, one a line: the first is shown, each is "
+        "taken.",
+    )
+    insecure: bool = Field(False, description="Listen beyond loopback although anyone there may call.")
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the health service alone, at `host`, in plaintext: for probes that know no TLS.",
     )
 
 
@@ -158,7 +177,21 @@ class CoordinatorSettings(ServerSettings):
     trace_steps: int = Field(
         16_384, ge=0, description="Rounds of the last requests that are kept for `outrider trace`; 0: none."
     )
-    trusted_tenant_header: str = Field("x-outrider-tenant", description="Metadata key whose value names the tenant.")
+    record_streams: int = Field(
+        0,
+        ge=0,
+        description="Last streams that are recorded for `outrider audit`: their prompts and texts are kept in memory, "
+        "for their own tenants to fetch; 0: none.",
+    )
+    record_bytes: int = Field(64 << 20, ge=1 << 20, description="Memory of such records at most.")
+    trusted_tenant_header: str = Field(
+        "x-outrider-tenant",
+        description="Metadata key whose value names the tenant; with tokens_file it must agree with the token's.",
+    )
+    tokens_file: str = Field(
+        "", description="File of callers' tokens (`outrider token new`): only they are served, each as its tenant."
+    )
+    tenant_limits_file: str = Field("", description="TOML file of what each tenant may ask for; see SECURITY.md.")
 
 
 class WorkerSettings(ServerSettings):
@@ -260,6 +293,18 @@ class TargetWorkerSettings(WorkerSettings):
     )
 
 
+class ClientSettings(_Settings):
+    """Of commands that call a coordinator."""
+
+    token: str = Field("", description="Token to show; better in a file.")
+    token_file: str = Field("", description="File whose first line is the token to show; read again on change.")
+    tls: bool = Field(False, description="Call by TLS; so do the other settings of TLS.")
+    tls_ca: str = Field("", description="PEM file of authorities that the coordinator must be certified by.")
+    tls_cert: str = Field("", description="PEM file of the caller's own certificates, where it asks for them.")
+    tls_key: str = Field("", description="PEM file of their key.")
+    tls_server_name: str = Field("", description="What its certificate must name; empty: the host that is dialled.")
+
+
 class DistillSettings(_Settings):
     """Making a draft from a target."""
 
@@ -315,7 +360,14 @@ class DistillSettings(_Settings):
 
 def known_variables() -> set[str]:
     """Every `OUTRIDER_` variable that some process reads."""
-    classes = (CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings, GatewaySettings, DistillSettings)
+    classes = (
+        CoordinatorSettings,
+        DraftWorkerSettings,
+        TargetWorkerSettings,
+        GatewaySettings,
+        DistillSettings,
+        ClientSettings,
+    )
     return {PREFIX + name.upper() for cls in classes for name in cls.model_fields}
 
 

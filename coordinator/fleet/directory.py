@@ -18,6 +18,7 @@ from coordinator.fleet.worker import PROBE_TIMEOUT_S, WorkerRecord
 from coordinator.model import ServedModel
 from coordinator.names import read_aliases, read_pairs
 from outrider.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from outrider.serving.tls import fleet_dialer
 from outrider.serving.worker_calls import DRAFT, TARGET
 from outrider.settings import CoordinatorSettings
 
@@ -35,6 +36,7 @@ class WorkerDirectory:
 
     def __init__(self, settings: CoordinatorSettings, on_change: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
+        self._dialer = fleet_dialer(settings)
         self._tell_change = on_change
         self._next_change = asyncio.Event()
         self._aliases = read_aliases(settings.model_aliases)
@@ -215,7 +217,9 @@ class WorkerDirectory:
             self._remove(worker)
             worker = None
         if worker is None:
-            worker = self._workers[address] = WorkerRecord(address, role, self._on_change, self._probe_timeout_s)
+            worker = self._workers[address] = WorkerRecord(
+                address, role, self._on_change, self._probe_timeout_s, self._dialer, self._settings.max_request_s
+            )
         worker.held_until[holder] = time.monotonic() + lease_s
         return worker
 

@@ -16,7 +16,7 @@ from coordinator.gamma.median import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
 from outrider.server_info import DraftRounds
-from outrider.serving.channel import open_channel
+from outrider.serving.tls import WORKER_NAMES, Dialer
 from outrider.serving.worker_calls import WorkerDescription, describe, is_serving, watch_serving
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,15 @@ class WorkerRecord:
     """Described on connect, and again whenever another process answers at the address."""
 
     def __init__(
-        self, address: str, role: str, on_change: Callable[[], None], probe_timeout_s: float = PROBE_TIMEOUT_S
+        self,
+        address: str,
+        role: str,
+        on_change: Callable[[], None],
+        probe_timeout_s: float = PROBE_TIMEOUT_S,
+        dialer: Dialer | None = None,
+        max_session_s: float = 0.0,
     ) -> None:
+        """max_session_s: no session outlasts it."""
         self.address = address
         self.role = role
         self._probe_timeout_s = probe_timeout_s
@@ -54,12 +61,22 @@ class WorkerRecord:
         self.answers = False
         self.detail = "not reached yet"
         self.first_probe = asyncio.Event()
-        self.channel: grpc.aio.Channel = open_channel(address)
+        self._dialer = dialer or Dialer()
+        self._max_session_s = max_session_s
+        self._dialled = self._dialer.version
+        self.channel: grpc.aio.Channel = self._dialer.open(address, WORKER_NAMES.get(role, ""))
+        self._retired: list[asyncio.Task[None]] = []
         self._foreign = Foreign()
         self._on_change = on_change
         self._kicked = asyncio.Event()
         self._says_no = False
-        self._tasks = (asyncio.create_task(self._watch()), asyncio.create_task(self._listen()))
+        self._listener = asyncio.create_task(self._listen())
+        self._watcher = asyncio.create_task(self._watch())
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """For every call to this worker."""
+        return self._dialer.metadata()
 
     def fault(self) -> str:
         """Why no stream should go there; empty when one may. Pairing is the directory's to judge."""
@@ -99,14 +116,26 @@ class WorkerRecord:
         self._kicked.set()
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = (self._watcher, self._listener, *self._retired)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.channel.close()
+
+    def _dial_again(self) -> None:
+        """With the certificates of now. Sessions of the old channel end on it."""
+        old, self._dialled = self.channel, self._dialer.version
+        self.channel = self._dialer.open(self.address, WORKER_NAMES.get(self.role, ""))
+        self._listener.cancel()
+        self._listener = asyncio.create_task(self._listen())
+        self._retired = [task for task in self._retired if not task.done()]
+        self._retired.append(asyncio.create_task(_close_later(old, self._max_session_s)))
 
     async def _watch(self) -> None:
         while True:
             self._kicked.clear()
+            if self._dialer.version != self._dialled:
+                self._dial_again()
             answered, detail = await self._probe()
             if answered and self._says_no:  # since the probe was answered
                 answered, detail = False, NOT_SERVING
@@ -147,9 +176,9 @@ class WorkerRecord:
     async def _probe(self) -> tuple[bool, str]:
         try:
             known, timeout_s = self.description, self._probe_timeout_s
-            found = await describe(self.channel, without_tokenizer=known is not None, timeout_s=timeout_s)
+            found = await self._describe(without_tokenizer=known is not None)
             if known is not None and found.incarnation != known.incarnation:
-                known, found = None, await describe(self.channel, without_tokenizer=False, timeout_s=timeout_s)
+                known, found = None, await self._describe(without_tokenizer=False)
             if known is None:
                 self.draining = False
                 self.text = await asyncio.to_thread(build_text_tools, found.model)
@@ -167,3 +196,18 @@ class WorkerRecord:
             return False, f"{error.status}: {error.message}"
         except Exception as error:  # a tokenizer or template of any library's making
             return False, f"its tokenizer or chat template cannot be read: {error}"
+
+    async def _describe(self, *, without_tokenizer: bool) -> WorkerDescription:
+        return await describe(
+            self.channel,
+            without_tokenizer=without_tokenizer,
+            timeout_s=self._probe_timeout_s,
+            metadata=self.metadata,
+        )
+
+
+async def _close_later(channel: grpc.aio.Channel, delay_s: float) -> None:
+    try:
+        await asyncio.sleep(delay_s)
+    finally:
+        await channel.close()

@@ -32,6 +32,7 @@ class Connection:
         self.address = address
         self.channel = channel
         self.num_calls = 0
+        self.version = 0
         self.is_left = False
         """No further call will use it."""
 
@@ -60,7 +61,9 @@ class Endpoints:
         resolve: Resolve = resolve,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        version: Callable[[], int] = lambda: 0,
     ) -> None:
+        """version: of what channels are opened with; those of another one are left."""
         fixed = [address for address in addresses if not address.startswith(PREFIX)]
         for address in fixed:
             check_target(address, "address")
@@ -70,6 +73,7 @@ class Endpoints:
         self._resolve = resolve
         self._clock = clock
         self._rng = rng or random.Random()
+        self._version = version
         self._endpoints = {address: _Endpoint() for address in self._fixed}
         self._lookup = asyncio.Lock()
         self._look_up_at = 0.0
@@ -128,8 +132,12 @@ class Endpoints:
         address, endpoint = min(
             untried.items(), key=lambda item: (max(0.0, item[1].ready_at - now), item[1].num_calls, self._rng.random())
         )
+        version = self._version()
+        if endpoint.connection is not None and endpoint.connection.version != version:
+            self._leave(endpoint)
         if endpoint.connection is None:
             endpoint.connection = Connection(address, self._open_channel(address))
+            endpoint.connection.version = version
         return endpoint.connection
 
     async def _look_up(self) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from outrider.errors import InvalidArgument
-from outrider.serving.channel import open_channel
 from outrider.serving.naming import Resolve, resolve, split_names
+from outrider.serving.tls import COORDINATOR_NAME, Dialer
 from outrider.settings import WorkerSettings
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
@@ -49,11 +49,13 @@ class FleetMember:
         registration: worker_pb2.RegisterWorkerRequest,
         capacity: Callable[[], worker_pb2.WorkerCapacity],
         *,
+        dialer: Dialer | None = None,
         resolve: Resolve = resolve,
         resolve_interval_s: float = RESOLVE_INTERVAL_S,
     ) -> None:
         self._registration = registration
         self._capacity = capacity
+        self._dialer = dialer or Dialer()
         self._coordinators, self._names = split_names(coordinators, "coordinators")
         self._resolve = resolve
         self._resolve_interval_s = resolve_interval_s
@@ -98,35 +100,59 @@ class FleetMember:
             await asyncio.sleep(self._resolve_interval_s)
 
     async def _keep_lease(self, address: str) -> None:
+        lease: worker_pb2.RegisterWorkerResponse | None = None
+        while True:
+            version = self._dialer.version
+            async with self._dialer.open(address, COORDINATOR_NAME) as channel:
+                lease = await self._keep_lease_on(channel, address, lease, version)
+
+    async def _keep_lease_on(
+        self,
+        channel: grpc.aio.Channel,
+        address: str,
+        lease: worker_pb2.RegisterWorkerResponse | None,
+        version: int,
+    ) -> worker_pb2.RegisterWorkerResponse | None:
+        """Until the files of TLS are of another version. The lease stays: what it is."""
+        stub = worker_pb2_grpc.FleetServiceStub(channel)
         retry_s = MIN_RETRY_S
-        async with open_channel(address) as channel:
-            stub = worker_pb2_grpc.FleetServiceStub(channel)
-            while True:
-                try:
+        while self._dialer.version == version:
+            try:
+                if lease is None:
                     self._registration.capacity.CopyFrom(self._capacity())
-                    lease = await stub.RegisterWorker(self._registration, timeout=CALL_TIMEOUT_S)  # type: ignore[misc]
+                    lease = await stub.RegisterWorker(  # type: ignore[misc]
+                        self._registration, timeout=CALL_TIMEOUT_S, metadata=self._dialer.metadata()
+                    )
                     log.info("registered with coordinator %s", address)
                     self._lease_ids[address] = lease.lease_id
                     retry_s = MIN_RETRY_S
-                    await self._renew(stub, lease)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.NOT_FOUND:
-                        continue
-                    log.info("coordinator %s: %s %s", address, error.code().name, error.details())
-                await asyncio.sleep(retry_s)
-                retry_s = min(MAX_RETRY_S, 2 * retry_s)
+                await self._renew(stub, lease, version)
+                return lease
+            except grpc.aio.AioRpcError as error:
+                lease = None
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    continue
+                log.info("coordinator %s: %s %s", address, error.code().name, error.details())
+            await asyncio.sleep(retry_s)
+            retry_s = min(MAX_RETRY_S, 2 * retry_s)
+        return lease
 
-    async def _renew(self, stub: worker_pb2_grpc.FleetServiceStub, lease: worker_pb2.RegisterWorkerResponse) -> None:
-        """Returns never; raises the error of a renewal that failed."""
+    async def _renew(
+        self, stub: worker_pb2_grpc.FleetServiceStub, lease: worker_pb2.RegisterWorkerResponse, version: int
+    ) -> None:
+        """Returns when the files of TLS are of another version; raises the error of a renewal that failed."""
         lease_ms = lease.lease_ms
-        while True:
+        while self._dialer.version == version:
             await asyncio.sleep(lease_ms / 3000)
             request = worker_pb2.RenewWorkerRequest(lease_id=lease.lease_id, capacity=self._capacity())
-            renewed = await stub.RenewWorker(request, timeout=CALL_TIMEOUT_S)  # type: ignore[misc]
+            renewed = await stub.RenewWorker(  # type: ignore[misc]
+                request, timeout=CALL_TIMEOUT_S, metadata=self._dialer.metadata()
+            )
             lease_ms = renewed.lease_ms
 
     async def _drain(self, address: str, lease_id: str) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            async with open_channel(address) as channel:
+            async with self._dialer.open(address, COORDINATOR_NAME) as channel:
                 stub = worker_pb2_grpc.FleetServiceStub(channel)
-                await stub.DrainWorker(worker_pb2.DrainWorkerRequest(lease_id=lease_id), timeout=1.0)  # type: ignore[misc]
+                request = worker_pb2.DrainWorkerRequest(lease_id=lease_id)
+                await stub.DrainWorker(request, timeout=1.0, metadata=self._dialer.metadata())  # type: ignore[misc]

@@ -23,15 +23,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import DRAINING, STARTING, Internal, InvalidArgument, OutriderError, Unavailable
+from outrider.serving.access import HANDSHAKE_TIMEOUT_MS, Access
 from outrider.serving.channel import MAX_MESSAGE_BYTES, ping_options
-from outrider.serving.json_logs import JsonFormatter
-from outrider.serving.request_context import CURRENT, received
 from outrider.serving.status import from_rpc_error, to_status
+from outrider.serving.tls import server_credentials
 from outrider.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOGGED_PACKAGES = ("outrider", "coordinator", "draft_worker", "target_worker")
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -43,6 +42,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Pings go on however silent a stream is; see `server_options`.
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     # Two processes on one port would share its streams at random.
     ("grpc.so_reuseport", 0),
 )
@@ -80,9 +80,13 @@ def parse_or_refuse(message_type: Any, data: bytes) -> Any:
 class Server:
     """A listening server. It refuses calls until `open` brings the servicers, and again once it drains."""
 
-    def __init__(self, settings: ServerSettings, services: Sequence[ServiceDescriptor]) -> None:
+    def __init__(
+        self, settings: ServerSettings, services: Sequence[ServiceDescriptor], access: Access | None = None
+    ) -> None:
         self.settings = settings
+        self.access = access or Access()
         self.port = 0
+        self.health_port: int | None = None
         self.draining = False
         self._names = [service.full_name for service in services]
         self._servicers: Mapping[str, Any] = {}
@@ -100,15 +104,23 @@ class Server:
         if settings.reflection:
             names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
             reflection.enable_server_reflection(names, self._server)
+        self._health_server: grpc.aio.Server | None = None
+        if settings.health_port is not None:
+            self._health_server = grpc.aio.server(options=SERVER_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
 
     async def listen(self) -> None:
-        """Binds and starts, NOT_SERVING. Raises Unavailable naming the address when it is taken."""
+        """Binds and starts, NOT_SERVING. Raises Unavailable naming the address when it is taken, InvalidArgument for
+        TLS files that are no good."""
         await self._set_health(_NOT_SERVING)
-        address = f"{self.settings.host}:{self.settings.port}"
-        try:
-            self.port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            raise Unavailable(f"cannot listen on {address}: is another process there? Choose another --port") from None
+        settings = self.settings
+        credentials = server_credentials(settings, self.access.on_handshake)
+        self.port = _bind(self._server, f"{settings.host}:{settings.port}", "--port", credentials)
+        if self._health_server is not None:
+            self.health_port = _bind(
+                self._health_server, f"{settings.host}:{settings.health_port}", "--health-port", None
+            )
+            await self._health_server.start()
         await self._server.start()
 
     async def open(self, servicers: Mapping[str, Any]) -> None:
@@ -136,7 +148,7 @@ class Server:
         if not await self._streams_end(self.settings.drain_grace_s - within_s) and within_s:
             hand_over(within_s)
             await self._streams_end(within_s)
-        await self._server.stop(0.2)
+        await self._stop(0.2)
 
     async def _streams_end(self, within_s: float) -> bool:
         """Whether all have, in this time."""
@@ -146,7 +158,12 @@ class Server:
 
     async def close(self) -> None:
         """Stops at once: what still runs is cancelled."""
-        await self._server.stop(None)
+        await self._stop(None)
+
+    async def _stop(self, grace_s: float | None) -> None:
+        await self._server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(None)
 
     def refuse_if_draining(self) -> None:
         """Raises Unavailable with a retry delay once the drain has begun: for work inside a stream that begins anew."""
@@ -172,14 +189,15 @@ class Server:
 
         async def answer_once(data: bytes, context: Any) -> Any:
             async with _errors_to_status(method.full_name, context):
+                self.access.admit(service_name, context)
                 return await implementation()(parse_or_refuse(request_type, data), context)
 
         async def answer_stream(data: Any, context: Any) -> None:
-            CURRENT.set(received(context.invocation_metadata()))
             self._num_streams += 1
             self._no_streams.clear()
             try:
                 async with _errors_to_status(method.full_name, context):
+                    self.access.admit(service_name, context)
                     self.refuse_if_draining()
                     parse = _parse_each if method.client_streaming else parse_or_refuse
                     request = parse(request_type, data)
@@ -221,12 +239,24 @@ async def _errors_to_status(method: str, context: Any) -> AsyncIterator[None]:
         await context.abort_with_status(to_status(Internal("internal error; the server's log has its cause")))
 
 
-@contextlib.asynccontextmanager
-async def running_server(settings: ServerSettings, services: Sequence[ServiceDescriptor]) -> AsyncIterator[Server]:
-    """A listening server that is stopped when the block ends. Drain first where streams should end in peace."""
-    server = Server(settings, services)
-    await server.listen()
+def _bind(server: grpc.aio.Server, address: str, flag: str, credentials: grpc.ServerCredentials | None) -> int:
+    """The port."""
     try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError:
+        raise Unavailable(f"cannot listen on {address}: is another process there? Choose another {flag}") from None
+
+
+@contextlib.asynccontextmanager
+async def running_server(
+    settings: ServerSettings, services: Sequence[ServiceDescriptor], access: Access | None = None
+) -> AsyncIterator[Server]:
+    """A listening server that is stopped when the block ends. Drain first where streams should end in peace."""
+    server = Server(settings, services, access)
+    try:
+        await server.listen()
         yield server
     finally:
         await server.close()
@@ -259,13 +289,9 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
         restore()
 
 
-def configure_logging(level: str, log_format: str = "text") -> None:
-    """Logs to stderr from `level` on, unless the process has its own logging. Of libraries, warnings. log_format: text
-    or json."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
-    logging.basicConfig(handlers=[handler])
-    logging.captureWarnings(log_format == "json")
+def configure_logging(level: str) -> None:
+    """Logs to stderr from `level` on, unless the process has its own logging. Of libraries, warnings."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for package in LOGGED_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
 

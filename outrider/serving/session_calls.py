@@ -25,6 +25,8 @@ from outrider.serving.messages import (
     TargetOpening,
     Verdict,
 )
+from outrider.serving.request_context import to_send
+from outrider.serving.worker_calls import Metadata
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 
@@ -127,12 +129,18 @@ class Alive:
     """A heartbeat."""
 
 
-def draft_call(channel: grpc.aio.Channel, timeout_s: float | None) -> grpc.aio.StreamStreamCall:
-    return draft_pb2_grpc.DraftServiceStub(channel).Session(timeout=timeout_s)  # type: ignore[call-arg, return-value]
+def draft_call(
+    channel: grpc.aio.Channel, timeout_s: float | None, metadata: Metadata = ()
+) -> grpc.aio.StreamStreamCall:
+    stub = draft_pb2_grpc.DraftServiceStub(channel)
+    return stub.Session(timeout=timeout_s, metadata=(*metadata, *to_send()))  # type: ignore[call-arg, return-value]
 
 
-def target_call(channel: grpc.aio.Channel, timeout_s: float | None) -> grpc.aio.StreamStreamCall:
-    return target_pb2_grpc.TargetServiceStub(channel).Session(timeout=timeout_s)  # type: ignore[call-arg, return-value]
+def target_call(
+    channel: grpc.aio.Channel, timeout_s: float | None, metadata: Metadata = ()
+) -> grpc.aio.StreamStreamCall:
+    stub = target_pb2_grpc.TargetServiceStub(channel)
+    return stub.Session(timeout=timeout_s, metadata=(*metadata, *to_send()))  # type: ignore[call-arg, return-value]
 
 
 DRAFT_HEARTBEAT = draft_pb2.DraftServiceSessionRequest(heartbeat=common_pb2.Heartbeat())
@@ -183,7 +191,11 @@ def joined(parts: Sequence[SealedProposal]) -> SealedProposal:
 def own_drafts(verdict: Verdict, drafter: str) -> SealedProposal:
     """What the target drafted by itself in that round: nothing of it has crossed as a proposal."""
     proposal = Proposal(
-        verdict.drafted_ids, drafter=drafter, compute_us=verdict.draft_us, parents=verdict.drafted_parents
+        verdict.drafted_ids,
+        q=verdict.drafted_q or (),
+        drafter=drafter,
+        compute_us=verdict.draft_us,
+        parents=verdict.drafted_parents,
     )
     return dataclasses.replace(_sealed(convert.proposal_to_pb(proposal)), num_bytes=0)
 

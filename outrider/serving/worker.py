@@ -22,6 +22,7 @@ from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
 from outrider.sampling.grammar import GrammarVocabulary
 from outrider.server_info import CacheCounters
+from outrider.serving.access import Access, FleetGuard, refuse_to_be_open
 from outrider.serving.convert_worker import (
     cache_counters_to_pb,
     description_to_pb,
@@ -35,6 +36,8 @@ from outrider.serving.naming import split_names
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.session_log import SessionCounters
 from outrider.serving.session_stream import SessionStream
+from outrider.serving.tls import COORDINATOR_NAME, fleet_dialer
+from outrider.serving.tracing import UNTRACED, Tracing, tracing
 from outrider.serving.worker_calls import role_from_pb
 from outrider.serving.worker_metrics import MoreFamilies, no_families, worker_families
 from outrider.settings import DraftWorkerSettings, WorkerSettings
@@ -56,6 +59,7 @@ class Worker:
     counters: SessionCounters
     equipment: Equipment
     grammars: GrammarVocabulary
+    tracing: Tracing = UNTRACED
     _streams: set[SessionStream[Any, Any]] = field(default_factory=set)
 
     @property
@@ -153,14 +157,17 @@ async def serve_worker(
     loaded: a model already in memory instead of `settings.model`. on_ready gets the port once the worker serves.
     more_families: what this kind of worker exports besides, given the labels of all.
     """
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level)
     equipment = equipment or Equipment()
     stop = stop or asyncio.Event()
     registry = new_registry(f"{role_from_pb(role)}-worker")
+    access = _access(settings, (service, WORKER_SERVICE))
+    registry.register(Reading(access.families))
     with stop_on_signals(stop):
         async with (
             metrics_endpoint(settings, registry),
-            running_server(settings, [service, WORKER_SERVICE]) as server,
+            tracing(settings, f"{role_from_pb(role)}-worker") as traced,
+            running_server(settings, [service, WORKER_SERVICE], access) as server,
         ):
             address = advertised_address(settings, server.port)
             split_names(settings.coordinators, "coordinators")  # a bad one is told before the model is loaded
@@ -175,7 +182,7 @@ async def serve_worker(
                 await equipment.try_out(engine)
                 about = loaded.description
                 grammars = GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids)
-                worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment, grammars)
+                worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment, grammars, traced)
                 description = _describe(worker, role, drafters, equipment)
                 fleet = _fleet_member(worker, address, description)
                 registry.register(Reading(partial(_families, worker, description, more_families)))
@@ -194,6 +201,17 @@ async def serve_worker(
                 # After the drain: running streams needed it to the end.
                 await server.close()
                 await asyncio.to_thread(engine.stop)
+
+
+def _access(settings: WorkerSettings, services: tuple[ServiceDescriptor, ...]) -> Access:
+    """Coordinators only. Raises InvalidArgument where others could call from beyond loopback."""
+    refuse_to_be_open(
+        settings,
+        is_guarded=bool(settings.tls_client_ca or settings.fleet_token_file),
+        remedy="Give --tls-cert, --tls-key and --tls-client-ca, or --fleet-token-file, so that only coordinators may",
+    )
+    guard = FleetGuard(settings, (COORDINATOR_NAME,))
+    return Access({service.full_name: guard for service in services})
 
 
 def _families(
@@ -234,4 +252,5 @@ def _fleet_member(worker: Worker, address: str, description: worker_pb2.Describe
         tokenizer_fingerprint=description.tokenizer_fingerprint,
         incarnation=description.incarnation,
     )
-    return FleetMember(worker.settings.coordinators, registration, worker.capacity)
+    dialer = fleet_dialer(worker.settings)
+    return FleetMember(worker.settings.coordinators, registration, worker.capacity, dialer=dialer)

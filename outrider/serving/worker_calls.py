@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from outrider.serving.convert_worker import (
 from outrider.serving.status import from_rpc_error
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
+Metadata = Sequence[tuple[str, str]]
 DRAFT = "draft"
 TARGET = "target"
 _ROLES: dict[Any, str] = {worker_pb2.WORKER_ROLE_DRAFT: DRAFT, worker_pb2.WORKER_ROLE_TARGET: TARGET}
@@ -49,12 +50,14 @@ class WorkerDescription:
     target_fingerprints: tuple[str, ...] = ()
 
 
-async def describe(channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float) -> WorkerDescription:
+async def describe(
+    channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float, metadata: Metadata = ()
+) -> WorkerDescription:
     """Raises OutriderError."""
     request = worker_pb2.DescribeWorkerRequest(without_tokenizer=without_tokenizer)
     try:
         answer = await worker_pb2_grpc.WorkerServiceStub(channel).DescribeWorker(  # type: ignore[misc]
-            request, timeout=timeout_s
+            request, timeout=timeout_s, metadata=metadata
         )
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from None

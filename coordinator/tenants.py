@@ -1,0 +1,177 @@
+"""Whose calls these are, and what each tenant may ask for: requests a minute, streams at once, tokens of a request.
+
+The tenant comes with the caller's token; where no tokens are asked for, a trusted proxy names it in metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import tomllib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from coordinator.request import ResolvedRequest
+from outrider.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from outrider.serving.access import CALLER
+from outrider.serving.tokens import TENANT, TENANT_RULE, TenantTokens, bearer_token
+from outrider.serving.watched import Watched
+from outrider.settings import CoordinatorSettings
+
+DEFAULT_TENANT = "default"
+BURST_SHARE = 1 / 6
+"""Of a minute's requests, those that may come at one moment."""
+MAX_REMEMBERED = 4096
+STREAMS_RETRY_S = 1.0
+
+
+class Limits(BaseModel):
+    """Of one tenant; None: none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    requests_per_minute: int | None = Field(None, ge=1, description="Calls; a sixth of them may come at once.")
+    max_streams: int | None = Field(None, ge=1, description="Running and waiting at once, each choice one.")
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Of one request.")
+    max_output_tokens: int | None = Field(None, ge=1, description="max_tokens of one request, and its default.")
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default: dict[str, Any] = Field(default_factory=dict)
+    tenants: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What a limits file says."""
+
+    default: Limits
+    tenants: dict[str, Limits]
+
+    def of(self, tenant: str) -> Limits:
+        return self.tenants.get(tenant, self.default)
+
+
+NO_LIMITS = TenantLimits(Limits(), {})
+
+
+def parse_limits(contents: bytes) -> TenantLimits:
+    """TOML: a table `default` and tables `tenants.NAME`, which leave what they do not say to `default`. Raises
+    InvalidArgument naming the key."""
+    try:
+        file = _File.model_validate(tomllib.loads(contents.decode()))
+        own = {name: Limits(**{**file.default, **table}) for name, table in file.tenants.items()}
+        return TenantLimits(Limits(**file.default), own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        what = str(error)
+    raise InvalidArgument(f"tenant_limits_file: {what}", field="tenant_limits_file", reason="BAD_LIMITS_FILE")
+
+
+class Tenants:
+    """The guard of `GenerationService`. Raises InvalidArgument for files that are no good."""
+
+    def __init__(self, settings: CoordinatorSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._header = settings.trusted_tenant_header
+        self._tokens = TenantTokens(settings.tokens_file) if settings.tokens_file else None
+        path = settings.tenant_limits_file
+        self._limits = Watched([path], parse_limits) if path else None
+        self._clock = clock
+        self._due: OrderedDict[str, float] = OrderedDict()
+        """By tenant, when its calls so far would have come if they had come evenly (generic cell rate algorithm)."""
+        self._streams: Counter[str] = Counter()
+
+    def check(self, context: Any) -> None:
+        """Tells the call at hand its tenant (`CALLER`). Raises Unauthenticated without a valid token, PermissionDenied
+        where the call names another tenant than its token's, InvalidArgument for a name that is none, and
+        ResourceExhausted above the tenant's rate."""
+        named = self._named(context)
+        if self._tokens is None:
+            tenant = named or DEFAULT_TENANT
+        else:
+            tenant = self._tokens.tenant(bearer_token(context))
+            if named not in (None, tenant):
+                raise PermissionDenied(
+                    f"metadata {self._header} names another tenant than the token's: leave it out",
+                    reason="TENANT_MISMATCH",
+                )
+        CALLER.set(tenant)
+        self._charge(tenant)
+
+    def of(self, tenant: str) -> Limits:
+        """As of now."""
+        return self._limits.current().of(tenant) if self._limits is not None else NO_LIMITS.default
+
+    def settings_for(self, tenant: str, settings: CoordinatorSettings) -> CoordinatorSettings:
+        """With a default of max_tokens that the tenant may have."""
+        most = self.of(tenant).max_output_tokens
+        if most is None or most >= settings.default_max_tokens:
+            return settings
+        return settings.model_copy(update={"default_max_tokens": most})
+
+    @contextlib.contextmanager
+    def streams(self, request: ResolvedRequest, prompt_field: str) -> Iterator[None]:
+        """While a request runs or waits. prompt_field: what its prompt came in. Raises InvalidArgument for one that its
+        tenant may never ask for, ResourceExhausted while too many of its streams are there."""
+        tenant, num_streams = request.tenant, request.num_choices
+        limits = self.of(tenant)
+        _check(prompt_field, len(request.prompt_ids), "tokens", limits.max_prompt_tokens)
+        _check("stopping.max_tokens", request.stopping.max_tokens, "", limits.max_output_tokens)
+        _check("output.n", num_streams, "", limits.max_streams)
+        if limits.max_streams is not None and self._streams[tenant] + num_streams > limits.max_streams:
+            raise ResourceExhausted(
+                f"tenant {tenant} has {self._streams[tenant]} streams, at most {limits.max_streams} may run and wait",
+                reason="TENANT_STREAMS",
+                retry_delay_s=STREAMS_RETRY_S,
+            )
+        self._streams[tenant] += num_streams
+        try:
+            yield
+        finally:
+            self._streams[tenant] -= num_streams
+            if not self._streams[tenant]:
+                del self._streams[tenant]
+
+    def _named(self, context: Any) -> str | None:
+        for key, value in context.invocation_metadata() or ():
+            if key == self._header:
+                if not isinstance(value, str) or not TENANT.fullmatch(value):
+                    raise InvalidArgument(
+                        f"metadata {self._header} must be {TENANT_RULE}", field=self._header, reason="BAD_TENANT"
+                    )
+                return value
+        return None
+
+    def _charge(self, tenant: str) -> None:
+        per_minute = self.of(tenant).requests_per_minute
+        if per_minute is None:
+            return
+        now, interval_s = self._clock(), 60 / per_minute
+        due = max(now, self._due.get(tenant, now))
+        wait_s = due - now - max(0.0, per_minute * BURST_SHARE - 1) * interval_s
+        if wait_s > 1e-9:
+            raise ResourceExhausted(
+                f"tenant {tenant} may make {per_minute} calls a minute; try again in {wait_s:.2f} s",
+                reason="TENANT_RATE",
+                retry_delay_s=wait_s,
+            )
+        self._due[tenant] = due + interval_s
+        self._due.move_to_end(tenant)
+        if len(self._due) > MAX_REMEMBERED:
+            self._due.popitem(last=False)
+
+
+def _check(field: str, value: int, unit: str, most: int | None) -> None:
+    if most is not None and value > most:
+        shown = f"{value} {unit}".strip()
+        raise InvalidArgument(
+            f"{field} is {shown}, this tenant may have at most {most}", field=field, reason="TENANT_LIMIT"
+        )

@@ -1,0 +1,65 @@
+"""What files hold, read again when they change: certificates, tokens and limits are replaced while a server runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from outrider.errors import InvalidArgument, OutriderError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class Watched(Generic[T]):
+    """What `parse` makes of the contents of `paths`. Raises InvalidArgument for files that cannot be read at first;
+    later ones that are no good are told in the log, and what was read before stays in force."""
+
+    def __init__(self, paths: Sequence[str], parse: Callable[..., T]) -> None:
+        """parse: gets the bytes of each file, and raises OutriderError for what it cannot use."""
+        self._paths = tuple(paths)
+        self._parse = parse
+        self.version = 0
+        """Counts the changes."""
+        self._stamp = self._look()
+        self._value = self._read()
+
+    def current(self) -> T:
+        """As of now. A look costs a `stat` of each file."""
+        stamp = self._look()
+        if stamp != self._stamp:
+            self._stamp = stamp  # of before the reading, so that a change meanwhile is seen by the next look
+            names = ", ".join(self._paths)
+            try:
+                self._value = self._read()
+            except OutriderError as error:
+                log.error("%s changed, but what was read before stays in force: %s", names, error.message)
+            else:
+                self.version += 1
+                log.info("%s changed and was read again", names)
+        return self._value
+
+    def _look(self) -> _Stamp:
+        return tuple(_stamp_of(path) for path in self._paths)
+
+    def _read(self) -> T:
+        contents = []
+        for path in self._paths:
+            try:
+                contents.append(Path(path).read_bytes())
+            except OSError as error:
+                raise InvalidArgument(f"{path} cannot be read: {error.strerror}", reason="UNREADABLE_FILE") from None
+        return self._parse(*contents)
+
+
+def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
