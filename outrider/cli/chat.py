@@ -1,24 +1,29 @@
-"""`outrider chat`: a conversation in the terminal. Ctrl-C ends only the answer; Ctrl-D or /exit ends the chat."""
+"""`outrider chat`: a conversation in the terminal, each token in the colour of its origin. Ctrl-C ends only the answer;
+Ctrl-D or /exit ends the chat."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import sys
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
+from outrider.cli.chat_session import Messages, Session
 from outrider.cli.console import describe_failure, err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, with_parameters
-from outrider.cli.generate import describe
 from outrider.cli.options import DEFAULT_ADDRESS, Address, given_options, request_parameters
-from outrider.client import Client, GenerateOptions
+from outrider.cli.palette import Colour, choose_colour, legend, system_of
+from outrider.client import Client
 from outrider.errors import OutriderError
-from outrider.results import Chunk, Complete
 
-HELP_TEXT = "/clear forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-Messages = list[dict[str, str]]
+HELP_TEXT = (
+    "/reset forgets the conversation, /seed N fixes the noise, /gamma N the drafts a round, /plain switches drafting "
+    "off or on and compares, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -30,36 +35,65 @@ def register(app: typer.Typer) -> None:
         inspect.Parameter("address", keyword_only, default=DEFAULT_ADDRESS, annotation=Address),
         inspect.Parameter("system", keyword_only, default="", annotation=system),
         inspect.Parameter("stats", keyword_only, default=False, annotation=stats),
+        inspect.Parameter("colour", keyword_only, default=True, annotation=Colour),
         *request_parameters(),
     ]
     help_text = "Talk with the model of a running coordinator. Ctrl-C stops only the answer."
     app.command("chat", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
 
 
-def _command(*, address: str, system: str, stats: bool, **given: Any) -> None:
+def _command(*, address: str, system: str, stats: bool, colour: bool, **given: Any) -> None:
     with reporting_errors(), asyncio.Runner() as runner:
         refuse_unknown_variables()
+        choose_colour(colour)
         options = given_options(given)
         client = runner.run(_connect(address))
         opening: Messages = [{"role": "system", "content": system}] if system else []
-        messages = list(opening)
+        session = Session(client, options, opening, stats=stats)
         err.print(HELP_TEXT, style="dim")
+        if system_of(out) is not None:
+            err.print(legend())
         try:
             while (line := _read_line()) is not None:
-                match line.strip():
-                    case "/exit" | "/quit":
-                        return
-                    case "/clear":
-                        messages = list(opening)
-                    case "":
-                        continue
-                    case text if text.startswith("/"):
-                        word = text.split()[0]
-                        err.print(f"{word} is no command and was not sent; {HELP_TEXT}", style="dim", markup=False)
-                    case text:
-                        _take_turn(runner, client, messages, text, options, stats)
+                if not _follow(runner, session, line.strip()):
+                    return
         finally:
             runner.run(client.close())
+
+
+def _follow(runner: asyncio.Runner, session: Session, line: str) -> bool:
+    """Does what a line asks for; False: the chat is over."""
+    word, _, rest = line.partition(" ")
+    rest = rest.strip()
+    match word:
+        case "/exit" | "/quit":
+            return False
+        case "/reset" | "/clear":
+            session.reset()
+        case "/seed":
+            _run(runner, session.seed(rest))
+        case "/gamma":
+            _run(runner, session.gamma(rest))
+        case "/plain":
+            _run(runner, session.switch())
+        case _ if word.startswith("/"):
+            err.print(f"{word} is no command and was not sent; {HELP_TEXT}", style="dim", markup=False)
+        case _ if line:
+            _run(runner, session.say(line))
+    return True
+
+
+def _run(runner: asyncio.Runner, task: Coroutine[Any, Any, str | None]) -> None:
+    """Says what comes of it. A failure ends the turn, not the chat."""
+    try:
+        told = runner.run(task)
+    except KeyboardInterrupt:
+        out.print("\n[dim](stopped)[/]")
+    except OutriderError as error:
+        err.print(f"\n[bold red]error:[/] {escape(describe_failure(error)[0])}")
+    else:
+        if told:
+            err.print(told, style="dim", markup=False)
 
 
 async def _connect(address: str) -> Client:
@@ -75,37 +109,3 @@ def _read_line() -> str | None:
         return sys.stdin.readline() or None
     except KeyboardInterrupt:
         return None
-
-
-def _take_turn(
-    runner: asyncio.Runner, client: Client, messages: Messages, text: str, options: GenerateOptions, stats: bool
-) -> None:
-    """Appends the turn to `messages`, as far as it was spoken; a failed one is taken back."""
-    messages.append({"role": "user", "content": text})
-    spoken: list[str] = []
-    try:
-        runner.run(_answer(client, messages, options, spoken, stats))
-    except KeyboardInterrupt:
-        out.print("\n[dim](stopped)[/]")
-    except OutriderError as error:
-        err.print(f"\n[bold red]error:[/] {describe_failure(error)[0]}")
-    if spoken:
-        messages.append({"role": "assistant", "content": "".join(spoken)})
-    else:
-        messages.pop()
-
-
-async def _answer(client: Client, messages: Messages, options: GenerateOptions, spoken: list[str], stats: bool) -> None:
-    reasons: set[str] = set()
-    if stats:
-        options = {**options, "report_steps": True}
-    async for event in client.chat(messages, **options):
-        if isinstance(event, Chunk):
-            reasons |= {event.step.reason} if event.step else set()
-            spoken.append(event.text)
-            sys.stdout.write(event.text)
-            sys.stdout.flush()
-        elif isinstance(event, Complete):
-            out.print()
-            if stats:
-                err.print(f"[dim]{describe(event, reasons)}[/]")
