@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -18,15 +17,14 @@ from coordinator.admission import Admission
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.sources import DnsSource, LeaseSource, Source, StaticSource
 from coordinator.generate import Generation
-from coordinator.journal import Journal
-from coordinator.lease_families import lease_families
-from coordinator.metrics import ROLE, CoordinatorMetrics, status_of
+from coordinator.metrics import ROLE, CoordinatorMetrics
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
 from coordinator.tenants import Tenants
 from outrider.errors import Internal, InvalidArgument, PermissionDenied
+from outrider.results import Complete
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.access import CALLER, Access, FleetGuard, refuse_to_be_open
 from outrider.serving.channel import is_host_and_port
@@ -34,14 +32,12 @@ from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
 from outrider.serving.events import event_to_pb, step_to_pb
 from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
-from outrider.serving.records import kept_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.tls import WORKER_NAMES, certificate_names
-from outrider.serving.tracing import Tracing, tracing
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.settings import CoordinatorSettings
 from outrider.v1 import generation_pb2 as pb
-from outrider.v1 import record_pb2, worker_pb2
+from outrider.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +56,6 @@ class GenerationServicer:
         directory: WorkerDirectory,
         server: Server,
         registry: CollectorRegistry,
-        traced: Tracing,
         tenants: Tenants,
     ) -> None:
         self._settings = settings
@@ -68,9 +63,7 @@ class GenerationServicer:
         self._directory = directory
         self._server = server
         self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests, directory.limits)
-        is_read = settings.metrics_port is not None
-        self._metrics = CoordinatorMetrics(registry, self._admission, directory, is_read=is_read)
-        self._journal = Journal(status_of, traced)
+        self._metrics = CoordinatorMetrics(registry, self._admission, directory)
         self._generation = Generation(SessionPool(directory, settings), self._admission, self._metrics, settings)
         self._started = time.monotonic()
 
@@ -84,12 +77,11 @@ class GenerationServicer:
         context.set_trailing_metadata((("x-request-id", request_id),))
         await context.send_initial_metadata((("x-request-id", request_id),))
         tenant = CALLER.get()
-        with self._journal.request(request_id, arrived) as entry, self._metrics.request() as counted:
+        with self._metrics.request() as counted:
             model = self._directory.model(request.model)
             counted.model = model.name
             with self._admission.arriving(tenant):
                 resolved = await self._resolve(request, model, request_id, tenant)
-            entry.begins(resolved)
             counted.num_open = resolved.num_choices
             self._directory.pick_target(model.name, resolved.model_fingerprint)
             time_left_s = context.time_remaining()
@@ -98,7 +90,7 @@ class GenerationServicer:
                 with self._tenants.streams(resolved, request.WhichOneof("prompt") or "prompt"):
                     async with aclosing(events):
                         async for event in events:
-                            counted.num_open -= entry.told(event)
+                            counted.num_open -= isinstance(event, Complete)
                             yield event_to_pb(event)
             except Internal as error:
                 raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error
@@ -151,15 +143,6 @@ class GenerationServicer:
                 for one in streams
             ]
         )
-
-    async def GetRecord(self, request: record_pb2.GetRecordRequest, context: Any) -> record_pb2.GetRecordResponse:
-        streams = self._generation.records.of(CALLER.get(), request.request_id)
-        if request.stream_index >= len(streams):
-            raise InvalidArgument(
-                f"stream_index is {request.stream_index}, the request has {len(streams)} streams", field="stream_index"
-            )
-        kept = await asyncio.to_thread(kept_to_pb, streams[request.stream_index])
-        return record_pb2.GetRecordResponse(stream=kept, num_streams=len(streams))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         model = self._directory.model(request.model)
@@ -262,7 +245,7 @@ async def serve(
 
     `on_ready` gets the port once every listed worker was asked; readiness itself is the health service's to tell.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     stop = stop or asyncio.Event()
     targets, target_names = split_names(settings.target_workers, "target_workers")
     drafts, draft_names = split_names(settings.draft_workers, "draft_workers")
@@ -275,7 +258,6 @@ async def serve(
     with stop_on_signals(stop):
         async with (
             metrics_endpoint(settings, registry),
-            tracing(settings, ROLE) as traced,
             running_server(settings, [GENERATION, FLEET], access) as server,
         ):
             changed = asyncio.Event()
@@ -283,7 +265,6 @@ async def serve(
             listed = [*((address, TARGET) for address in targets), *((address, DRAFT) for address in drafts)]
             names = [*((name, TARGET) for name in target_names), *((name, DRAFT) for name in draft_names)]
             leases = LeaseSource(directory, lease_ms=settings.lease_ms, max_workers=settings.max_registered_workers)
-            registry.register(Reading(partial(lease_families, leases)))
             sources: tuple[Source, ...] = (
                 StaticSource(directory, listed),
                 DnsSource(directory, names, lease_ms=settings.lease_ms),
@@ -293,7 +274,7 @@ async def serve(
                 for source in sources:
                     source.start()
                 await directory.start()
-                generation = GenerationServicer(settings, directory, server, registry, traced, tenants)
+                generation = GenerationServicer(settings, directory, server, registry, tenants)
                 servicers = {GENERATION.full_name: generation, FLEET.full_name: FleetServicer(settings, leases)}
                 await server.open(servicers)
                 readiness = asyncio.create_task(_follow_fleet(server, directory, changed, generation))

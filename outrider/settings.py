@@ -47,6 +47,9 @@ class ListenerSettings(_Settings):
         0.0, ge=0, description="Wait between NOT_SERVING and refusing, for balancers to notice."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log level shown.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="json: an object a line, with request and trace ids; never a prompt or a text."
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
     )
@@ -177,13 +180,6 @@ class CoordinatorSettings(ServerSettings):
     trace_steps: int = Field(
         16_384, ge=0, description="Rounds of the last requests that are kept for `outrider trace`; 0: none."
     )
-    record_streams: int = Field(
-        0,
-        ge=0,
-        description="Last streams that are recorded for `outrider audit`: their prompts and texts are kept in memory, "
-        "for their own tenants to fetch; 0: none.",
-    )
-    record_bytes: int = Field(64 << 20, ge=1 << 20, description="Memory of such records at most.")
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
         description="Metadata key whose value names the tenant; with tokens_file it must agree with the token's.",

@@ -25,12 +25,15 @@ from grpc_reflection.v1alpha import reflection
 from outrider.errors import DRAINING, STARTING, Internal, InvalidArgument, OutriderError, Unavailable
 from outrider.serving.access import HANDSHAKE_TIMEOUT_MS, Access
 from outrider.serving.channel import MAX_MESSAGE_BYTES, ping_options
+from outrider.serving.json_logs import JsonFormatter
+from outrider.serving.request_context import CURRENT, received
 from outrider.serving.status import from_rpc_error, to_status
 from outrider.serving.tls import server_credentials
 from outrider.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOGGED_PACKAGES = ("outrider", "coordinator", "draft_worker", "target_worker")
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -193,6 +196,7 @@ class Server:
                 return await implementation()(parse_or_refuse(request_type, data), context)
 
         async def answer_stream(data: Any, context: Any) -> None:
+            CURRENT.set(received(context.invocation_metadata()))
             self._num_streams += 1
             self._no_streams.clear()
             try:
@@ -289,9 +293,13 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
         restore()
 
 
-def configure_logging(level: str) -> None:
-    """Logs to stderr from `level` on, unless the process has its own logging. Of libraries, warnings."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def configure_logging(level: str, log_format: str = "text") -> None:
+    """Logs to stderr from `level` on, unless the process has its own logging. Of libraries, warnings. log_format: text
+    or json."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(handlers=[handler])
+    logging.captureWarnings(log_format == "json")
     for package in LOGGED_PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
 
