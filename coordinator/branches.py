@@ -31,6 +31,11 @@ class AheadCounts:
     num_pipelined: int = 0
     num_pipelined_used: int = 0
 
+    def add(self, others: AheadCounts) -> None:
+        """Those of another stream."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(others, name))
+
     @property
     def num_draft_tokens(self) -> int:
         """Drafted ahead in all."""

@@ -18,7 +18,8 @@ from coordinator.round_loop import RoundLoop
 from coordinator.standby import Standby
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import TextCodec
-from coordinator.traces import KeepStep, Traces
+from coordinator.stream_trace import StreamTrace
+from coordinator.traces import KeepStep, Traces, for_each
 from coordinator.verifying import TargetSide
 from outrider.errors import DeadlineExceeded
 from outrider.results import Started
@@ -106,13 +107,14 @@ class Generation:
     async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float, keep_step: KeepStep) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
-        stream.keeps_steps |= self.traces.is_on
-        meter = self._metrics.watch(stream, arrived)
+        meter, trace = self._metrics.watch(stream, arrived), StreamTrace(stream, arrived)
+        stream.keeps_steps |= self.traces.is_on or bool(meter.keeps or trace.keeps)
         standby = Standby(stream, self._pool) if self._settings.warm_standby else None
         target = TargetSide(stream, self._pool, self._settings.target_wait_s, standby)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
-        loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived, keep_step)
+        keep = for_each(keep_step, *meter.keeps, *trace.keeps)
+        loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived, keep)
         try:
             async with asyncio.timeout_at(deadline):
                 if stream.choice and stream.request.prompt_logprobs is not None:
@@ -133,3 +135,4 @@ class Generation:
             target.close()
             meter.ended()
             outbox.leave()
+            trace.ended()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from coordinator.round_parts import PARTS
 from coordinator.statistics import StreamStatistics
 from coordinator.traces import CAUSES
 from outrider.results import GammaCause, Speculation
@@ -35,6 +36,8 @@ class Totals:
     num_prompt_tokens: int = 0
     finished: Tally[str] = field(default_factory=Tally)
     fallbacks: Tally[str] = field(default_factory=Tally)
+    part_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    """By part of a round."""
 
 
 def families(models: Mapping[str, Totals], failures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
@@ -42,6 +45,8 @@ def families(models: Mapping[str, Totals], failures: Mapping[tuple[str, str], in
     counted = [(name, totals, totals.rounds.speculation()) for name, totals in models.items()]
     yield from _tokens(counted)
     yield from _speculation(counted)
+    yield from _drafting_ahead(counted)
+    yield _round_parts(counted)
     yield from _outcomes(counted, failures)
 
 
@@ -127,6 +132,40 @@ def _speculation(counted: _Counted) -> Iterator[Metric]:
         gammas.add_metric([name], *_buckets(told.gamma_histogram))
     yield from (drafts, drafted, accepted, drafted_at, accepted_at, rounds, drafted_by, accepted_by)
     yield from (fallbacks, dropped, failures, proposal_bytes, lengths, gammas)
+
+
+def _drafting_ahead(counted: _Counted) -> Iterator[Metric]:
+    def counter(name: str, meaning: str) -> CounterMetricFamily:
+        return CounterMetricFamily(SPEC + name, f"{meaning} Told at a stream's end.", labels=["model_name"])
+
+    branches = counter("num_branches", "Drafts made ahead for outcomes of rounds not decided yet.")
+    hits = counter("num_branch_hits", "Of them, those that were used.")
+    misses = counter("num_branch_misses", "Rounds that found none, though some were wanted.")
+    drafted = counter("num_ahead_draft_tokens", "Tokens drafted ahead.")
+    wasted = counter("num_wasted_draft_tokens", "Of them, those in branches that nobody used.")
+    pipelined = counter("num_pipelined_verifies", "Rounds sent to the target before the verdict of the one before.")
+    dropped = counter("num_dropped_verifies", "Of them, those that had counted on another verdict.")
+    for name, _, told in counted:
+        branches.add_metric([name], told.num_branches)
+        hits.add_metric([name], told.num_branch_hits)
+        misses.add_metric([name], told.num_branch_misses)
+        drafted.add_metric([name], told.num_ahead_draft_tokens)
+        wasted.add_metric([name], told.num_wasted_draft_tokens)
+        pipelined.add_metric([name], told.num_pipelined_verifies)
+        dropped.add_metric([name], told.num_dropped_verifies)
+    yield from (branches, hits, misses, drafted, wasted, pipelined, dropped)
+
+
+def _round_parts(counted: _Counted) -> Metric:
+    seconds = CounterMetricFamily(
+        f"{PREFIX}round_seconds",
+        "Time of streams from their places on, by what it went to: the parts of their rounds leave nothing out.",
+        labels=["model_name", "part"],
+    )
+    for name, totals, _ in counted:
+        for part, ms in totals.part_ms.items():
+            seconds.add_metric([name, part], ms / 1000)
+    return seconds
 
 
 def _outcomes(counted: _Counted, failures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:

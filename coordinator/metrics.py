@@ -24,9 +24,12 @@ from coordinator.draining import HandedOver
 from coordinator.failover_families import FailoverFamilies
 from coordinator.fleet.standing import Standing
 from coordinator.metric_families import FALLBACKS, NO_PROPOSAL, Totals, families
+from coordinator.round_parts import RoundClock
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
+from coordinator.traces import KeepStep
 from outrider.errors import OutriderError
+from outrider.results import Step
 from outrider.sampling.params import Origin
 from outrider.serving.metrics import PREFIX, Reading
 from outrider.serving.worker_calls import DRAFT
@@ -60,7 +63,9 @@ class Places(Protocol):
 class CoordinatorMetrics:
     """The families of one coordinator, in `registry`."""
 
-    def __init__(self, registry: CollectorRegistry, places: Places, fleet: Fleet) -> None:
+    def __init__(self, registry: CollectorRegistry, places: Places, fleet: Fleet, *, is_read: bool = True) -> None:
+        """is_read: False where nobody can ever ask for `registry`: then rounds are not counted."""
+        self._is_read = is_read
         self._places = places
         self._fleet = fleet
         self._latencies = _Latencies(registry)
@@ -73,7 +78,9 @@ class CoordinatorMetrics:
     def watch(self, stream: Stream, arrived: float) -> StreamMeter:
         """Counts the rounds of `stream` from now on. `arrived` is its request's, in `time.perf_counter` seconds."""
         meter = StreamMeter(self._model(stream.request.model), stream, arrived)
-        stream.statistics.observer = meter
+        if self._is_read:
+            stream.statistics.observer = meter
+            meter.keeps = (meter.part,)
         return meter
 
     @contextlib.contextmanager
@@ -85,7 +92,7 @@ class CoordinatorMetrics:
         except BaseException as error:
             # a client may hang up as soon as it has the end of every text
             if counted.num_open:
-                self._failures[counted.model, _status_of(error)] += 1
+                self._failures[counted.model, status_of(error)] += 1
             raise
 
     def _model(self, name: str) -> _ModelTotals:
@@ -173,6 +180,9 @@ class StreamMeter:
         self._arrived = arrived
         self._first_at = self._last_at = 0.0
         self._num_tokens = 0
+        self._clock = RoundClock(stream.statistics.queue_ms)
+        self.keeps: tuple[KeepStep, ...] = ()
+        """What is to be told of each round."""
 
     def round(self, num_draft_tokens: int, origins: tuple[Origin, ...], by: Drafting) -> None:
         """As `StreamStatistics.count`."""
@@ -192,6 +202,12 @@ class StreamMeter:
         elif by.drafter and not num_draft_tokens:
             totals.fallbacks[NO_PROPOSAL] += 1
 
+    def part(self, choice: int, step: Step) -> None:
+        """A round is over."""
+        times = self._totals.part_ms
+        for part, start_ms, end_ms in self._clock.lay(step):
+            times[part] += end_ms - start_ms
+
     def lost_target(self, cause: str, unheard_s: float) -> None:
         """As `StreamStatistics.count_loss`."""
         self._totals.failovers.lost(cause, unheard_s)
@@ -210,6 +226,7 @@ class StreamMeter:
         statistics.observer = None
         for name in _SUMMED_AT_THE_END:
             setattr(totals.rounds, name, getattr(totals.rounds, name) + getattr(statistics, name))
+        totals.rounds.ahead.add(statistics.ahead)
         if not self._stream.finished:
             return
         totals.finished[self._stream.finish.name.lower()] += 1
@@ -218,7 +235,8 @@ class StreamMeter:
             totals.per_token.observe((self._last_at - self._first_at) / (self._num_tokens - 1))
 
 
-def _status_of(error: BaseException) -> str:
+def status_of(error: BaseException) -> str:
+    """Of a request that ended with it."""
     if isinstance(error, HandedOver):
         return HANDED_OVER
     if isinstance(error, OutriderError):

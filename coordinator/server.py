@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -17,14 +18,15 @@ from coordinator.admission import Admission
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.sources import DnsSource, LeaseSource, Source, StaticSource
 from coordinator.generate import Generation
-from coordinator.metrics import ROLE, CoordinatorMetrics
+from coordinator.journal import Journal
+from coordinator.lease_families import lease_families
+from coordinator.metrics import ROLE, CoordinatorMetrics, status_of
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
 from coordinator.tenants import Tenants
 from outrider.errors import Internal, InvalidArgument, PermissionDenied
-from outrider.results import Complete
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.access import CALLER, Access, FleetGuard, refuse_to_be_open
 from outrider.serving.channel import is_host_and_port
@@ -35,6 +37,7 @@ from outrider.serving.naming import split_names
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.tls import WORKER_NAMES, certificate_names
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
+from outrider.serving.tracing import Tracing, tracing
 from outrider.settings import CoordinatorSettings
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import worker_pb2
@@ -57,13 +60,16 @@ class GenerationServicer:
         server: Server,
         registry: CollectorRegistry,
         tenants: Tenants,
+        traced: Tracing,
     ) -> None:
         self._settings = settings
         self._tenants = tenants
         self._directory = directory
         self._server = server
         self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests, directory.limits)
-        self._metrics = CoordinatorMetrics(registry, self._admission, directory)
+        is_read = settings.metrics_port is not None
+        self._metrics = CoordinatorMetrics(registry, self._admission, directory, is_read=is_read)
+        self._journal = Journal(status_of, traced)
         self._generation = Generation(SessionPool(directory, settings), self._admission, self._metrics, settings)
         self._started = time.monotonic()
 
@@ -77,12 +83,13 @@ class GenerationServicer:
         context.set_trailing_metadata((("x-request-id", request_id),))
         await context.send_initial_metadata((("x-request-id", request_id),))
         tenant = CALLER.get()
-        with self._metrics.request() as counted:
+        with self._journal.request(request_id, arrived) as entry, self._metrics.request() as counted:
             model = self._directory.model(request.model)
             counted.model = model.name
             with self._admission.arriving(tenant):
                 resolved = await self._resolve(request, model, request_id, tenant)
             counted.num_open = resolved.num_choices
+            entry.begins(resolved)
             self._directory.pick_target(model.name, resolved.model_fingerprint)
             time_left_s = context.time_remaining()
             events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=time_left_s)
@@ -90,7 +97,7 @@ class GenerationServicer:
                 with self._tenants.streams(resolved, request.WhichOneof("prompt") or "prompt"):
                     async with aclosing(events):
                         async for event in events:
-                            counted.num_open -= isinstance(event, Complete)
+                            counted.num_open -= entry.told(event)
                             yield event_to_pb(event)
             except Internal as error:
                 raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error
@@ -268,13 +275,15 @@ async def serve(
             sources: tuple[Source, ...] = (
                 StaticSource(directory, listed),
                 DnsSource(directory, names, lease_ms=settings.lease_ms),
+            tracing(settings, ROLE) as traced,
                 leases,
             )
             try:
                 for source in sources:
                     source.start()
                 await directory.start()
-                generation = GenerationServicer(settings, directory, server, registry, tenants)
+                generation = GenerationServicer(settings, directory, server, registry, traced, tenants)
+            registry.register(Reading(partial(lease_families, leases)))
                 servicers = {GENERATION.full_name: generation, FLEET.full_name: FleetServicer(settings, leases)}
                 await server.open(servicers)
                 readiness = asyncio.create_task(_follow_fleet(server, directory, changed, generation))

@@ -43,6 +43,16 @@ CAUSES = {
 """By the reason of a choice."""
 
 
+def for_each(*keeps: KeepStep) -> KeepStep:
+    """Tells all of them."""
+
+    def keep(choice: int, step: Step) -> None:
+        for each in keeps:
+            each(choice, step)
+
+    return keeps[0] if len(keeps) == 1 else keep
+
+
 @dataclass(slots=True)
 class _Stream:
     steps: list[Step] = field(default_factory=list)

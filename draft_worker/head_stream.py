@@ -19,6 +19,8 @@ from outrider.serving.worker_stream import WorkerStream
 class HeadStream(WorkerStream[HeadSession]):
     """All work on a session is done in programs on the engine's thread, where those of other sessions take turns."""
 
+    METHOD = "outrider.v1.DraftService/Session"
+
     def __init__(self, worker: Worker, held: HeldHead, stream: SessionStream[Any, Any]) -> None:
         super().__init__(worker, stream)
         self._held = held
@@ -56,13 +58,14 @@ class HeadStream(WorkerStream[HeadSession]):
             proposal = await self._worker.engine.run(
                 session.advance(header, list(message.committed_ids), message.num_draft_tokens, message.drafter)
             )
+        self._trace.proposed(proposal)
         if proposal is not None:
             self._stream.send(proposed(header, proposal, session.features_end))
 
     async def _take(self, features: FeatureRows) -> None:
         """A long prompt is read in parts, so that other sessions need not wait for all of it."""
         session = self._opened()
-        with self._stream.working():
+        with self._stream.working(), self._trace.timed("read_features"):
             has_more = await self._worker.engine.run(session.take(features))
             while has_more:
                 has_more = await self._worker.engine.run(session.read())

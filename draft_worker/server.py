@@ -105,6 +105,8 @@ class DraftServicer:
 class _DraftStream(WorkerStream[DraftSession]):
     """Sessions of a draft model."""
 
+    METHOD = f"{SERVICE.full_name}/Session"
+
     def __init__(self, worker: Worker, stream: SessionStream[Request, Response], stops: StopMemory) -> None:
         super().__init__(worker, stream)
         self._stops = stops
@@ -177,6 +179,7 @@ class _DraftStream(WorkerStream[DraftSession]):
             )
             self._prepare_telling(session, header, message)
             proposal = await self._engine.run(program)
+        self._trace.proposed(proposal)
         if proposal is not None and not message.has_proposal:
             untold = _after(proposal, session.stop.num_told)
             num_cancelled = session.ahead.take_num_cancelled()
@@ -204,6 +207,7 @@ class _DraftStream(WorkerStream[DraftSession]):
     async def _run_ahead(self, session: DraftSession, wish: AheadWish) -> None:
         with self._stream.working():
             branches = await self._engine.run(session.draft_ahead(wish))
+        self._trace.drafted_ahead(branches)
         if branches is not None and branches.proposals:
             self._stream.send(branched(branches, session.ahead.take_num_cancelled()))
 
@@ -220,7 +224,7 @@ class _DraftStream(WorkerStream[DraftSession]):
             self._worker.counters.num_failed_drafts += 1
 
     async def _run_prefill(self, session: DraftSession) -> None:
-        with self._stream.working():
+        with self._stream.working(), self._trace.timed("prefill"):
             await self._engine.run(session.prefill())
 
     async def _reserve(self, session: DraftSession, drafter: str) -> None:

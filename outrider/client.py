@@ -30,6 +30,7 @@ from outrider.sampling.params import AcceptanceRule
 from outrider.server_info import ModelInfo, ServerInfo
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.endpoints import Connection, Endpoints
+from outrider.serving.client_span import client_span
 from outrider.serving.read_results import name_of, read, read_step
 from outrider.serving.resuming import ResumingCall
 from outrider.serving.status import from_rpc_error, is_from_transport
@@ -50,6 +51,7 @@ __all__ = ["TLS", "Client", "GenerateOptions", "KeepAlive", "Message", "Prompt",
 ON_BY_DEFAULT = Resume()
 
 
+GENERATE = "outrider.v1.GenerationService/Generate"
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
     """Pings that find a dead connection while a stream is silent."""
@@ -132,9 +134,10 @@ class Client:
         call = ResumingCall(
             self._endpoints, request, self._resume, timeout_s=timeout_s, metadata=self._call_metadata, to_error=to_error
         )
-        async with aclosing(call.events()) as events:
-            async for event in events:
-                yield event
+        with client_span(GENERATE, self._metadata) as call.trace_metadata:
+            async with aclosing(call.events()) as events:
+                async for event in events:
+                    yield event
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
         """`generate` for a conversation."""

@@ -89,6 +89,13 @@ class ServerSettings(ListenerSettings):
         le=65535,
         description="Port of the health service alone, at `host`, in plaintext: for probes that know no TLS.",
     )
+    otlp_endpoint: str = Field(
+        "",
+        description="OpenTelemetry collector that traces go to, http://host:port of its gRPC port; empty: none do.",
+    )
+    trace_sample_ratio: float = Field(
+        0.01, ge=0, le=1, description="Share of requests that are traced, of those whose callers have not decided."
+    )
 
 
 class GatewaySettings(ListenerSettings):

@@ -81,6 +81,8 @@ class TargetServicer:
 class _TargetStream(WorkerStream[TargetSession]):
     """Sessions of a target."""
 
+    METHOD = f"{SERVICE.full_name}/Session"
+
     def __init__(
         self,
         worker: Worker,
@@ -224,6 +226,7 @@ class _TargetStream(WorkerStream[TargetSession]):
         self._stream.send(Response(prompt_logprobs=convert.prompt_logprobs_to_pb(first_position, logprobs)))
 
     def _send_verdict(self, verdict: Verdict) -> None:
+        self._trace.verified(verdict)
         end = verdict.header.base_length + len(verdict.committed_ids) - 1
         *before, last = in_messages(verdict.features, end)
         for features in before:

@@ -22,6 +22,10 @@ Located = tuple[str, str]
 """HOST:PORT of a worker, or of a name that workers are behind, and their role."""
 
 
+LEASE_EVENTS = ("taken", "renewed", "drained", "unknown")
+"""unknown: a lease was named that had run out, had been replaced, or was never taken."""
+
+
 class Source(Protocol):
     """Holds workers in a directory from `start` to `close`."""
 
@@ -123,6 +127,12 @@ class LeaseSource:
         """By address."""
         self._addresses: dict[str, str] = {}
         """By lease."""
+        self.num_events = dict.fromkeys(LEASE_EVENTS, 0)
+
+    @property
+    def num_leases(self) -> int:
+        """Those that have not run out."""
+        return sum(self._directory.held(address, self.HOLDER) is not None for address in self._lease_ids)
 
     def start(self) -> None:
         pass
@@ -151,20 +161,24 @@ class LeaseSource:
         self._forget(address)
         lease_id = self._lease_ids[address] = secrets.token_hex(16)
         self._addresses[lease_id] = address
+        self.num_events["taken"] += 1
         return lease_id
 
     def renew(self, lease_id: str) -> None:
         """Raises NotFound for a lease that ran out, was replaced or was never taken."""
         worker = self._leased(lease_id)
         self._directory.hold(worker.address, worker.role, self.HOLDER, self._lease_s)
+        self.num_events["renewed"] += 1
 
     def drain(self, lease_id: str) -> None:
         """No new streams to this worker. Raises NotFound."""
         self._directory.drain(self._leased(lease_id))
+        self.num_events["drained"] += 1
 
     def _leased(self, lease_id: str) -> WorkerRecord:
         worker = self._directory.held(self._addresses.get(lease_id, ""), self.HOLDER)
         if worker is None:
+            self.num_events["unknown"] += 1
             raise NotFound("lease_id names no lease: register again", field="lease_id", reason="LEASE_UNKNOWN")
         return worker
 

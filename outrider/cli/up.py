@@ -42,7 +42,7 @@ _WORKER_FLAGS = (
     "dtype", "device", "num_threads", "kv_cache_bytes", "memory_fraction", "kv_cache_dtype", "max_context_length",
     "trust_remote_code",
 )  # fmt: skip
-_SHARED_FLAGS = ("host", "log_level")
+_SHARED_FLAGS = ("host", "log_level", "log_format")
 _WORKER_OF_PORT = {"target_port": "target_worker", "draft_port": "draft_worker"}
 _REVISION_OF = {"target_worker": "revision", "draft_worker": "draft_revision"}
 _OWN_FLAGS = "--target, --draft, --revision, --draft-revision, --target-port and --draft-port"

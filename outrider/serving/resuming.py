@@ -41,6 +41,8 @@ class ResumingCall:
         self._policy = policy
         self._metadata = metadata
         self._to_error = to_error
+        self.trace_metadata: tuple[tuple[str, str], ...] = ()
+        """What further metadata every try carries."""
         self._timeout_s = timeout_s
         self._clock = asyncio.get_running_loop().time
         self._deadline = None if timeout_s is None else self._clock() + timeout_s
@@ -88,7 +90,7 @@ class ResumingCall:
     def _call(self, connection: Connection, progress: Progress) -> Any:
         stub = generation_pb2_grpc.GenerationServiceStub(connection.channel)
         request = resuming_request(self._request, progress)
-        return stub.Generate(request, timeout=self._time_left_s(), metadata=self._metadata())  # type: ignore[call-arg]
+        return stub.Generate(request, timeout=self._time_left_s(), metadata=(*self._metadata(), *self.trace_metadata))  # type: ignore[call-arg]
 
     def _lost(
         self,

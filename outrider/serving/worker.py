@@ -37,6 +37,7 @@ from outrider.serving.server import Server, configure_logging, running_server, s
 from outrider.serving.session_log import SessionCounters
 from outrider.serving.session_stream import SessionStream
 from outrider.serving.tls import COORDINATOR_NAME, fleet_dialer
+from outrider.serving.tracing import UNTRACED, Tracing, tracing
 from outrider.serving.worker_calls import role_from_pb
 from outrider.serving.worker_metrics import MoreFamilies, no_families, worker_families
 from outrider.settings import DraftWorkerSettings, WorkerSettings
@@ -58,6 +59,7 @@ class Worker:
     counters: SessionCounters
     equipment: Equipment
     grammars: GrammarVocabulary
+    tracing: Tracing = UNTRACED
     _streams: set[SessionStream[Any, Any]] = field(default_factory=set)
 
     @property
@@ -164,6 +166,7 @@ async def serve_worker(
     with stop_on_signals(stop):
         async with (
             metrics_endpoint(settings, registry),
+            tracing(settings, f"{role_from_pb(role)}-worker") as traced,
             running_server(settings, [service, WORKER_SERVICE], access) as server,
         ):
             address = advertised_address(settings, server.port)
@@ -179,7 +182,7 @@ async def serve_worker(
                 await equipment.try_out(engine)
                 about = loaded.description
                 grammars = GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids)
-                worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment, grammars)
+                worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment, grammars, traced)
                 description = _describe(worker, role, drafters, equipment)
                 fleet = _fleet_member(worker, address, description)
                 registry.register(Reading(partial(_families, worker, description, more_families)))

@@ -11,6 +11,7 @@ from outrider.errors import InvalidArgument
 from outrider.serving.messages import Header, OutOfStep
 from outrider.serving.session_log import SessionLog
 from outrider.serving.session_stream import SessionStream
+from outrider.serving.session_trace import SessionTrace
 from outrider.serving.worker import Worker
 
 LONG_PROMPT_TOKENS = 2048
@@ -29,10 +30,14 @@ S = TypeVar("S", bound=Session)
 class WorkerStream(ABC, Generic[S]):
     """Takes messages in turn, runs their programs, sends what these answer. Its end, for whatever cause, frees all."""
 
+    METHOD = ""
+    """Full name of the call."""
+
     def __init__(self, worker: Worker, stream: SessionStream[Any, Any]) -> None:
         self._worker = worker
         self._stream = stream
         self._session: S | None = None
+        self._trace = SessionTrace(worker.tracing, self.METHOD)
 
     async def drive(self, _: SessionStream[Any, Any]) -> None:
         """Until the caller has no more to say."""
@@ -45,6 +50,7 @@ class WorkerStream(ABC, Generic[S]):
                         self._stream.send(self._out_of_step(error.header))
             finally:
                 self._free()
+                self._trace.ended()
 
     @abstractmethod
     async def _handle(self, request: Any) -> None:

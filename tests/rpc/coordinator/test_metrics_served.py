@@ -27,7 +27,7 @@ TOY = "toy:vocab=16,seed=1"
 PROMPT = [1, 2, 3]
 LABELS = {
     "role", "model_name", "worker", "origin", "position", "drafter", "reason", "cause", "status", "finished_reason",
-    "event", "le", "version", "python",
+    "event", "le", "version", "python", "part",
 }  # fmt: skip
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

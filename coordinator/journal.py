@@ -1,0 +1,111 @@
+"""What is told of each request when it has ended: a line in the log, and its span where it is traced. Counts, times and
+ids; never a prompt, a text, or an error's words, which may quote them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from coordinator.request import ResolvedRequest
+from coordinator.stream_trace import DELIVER, epoch_ns
+from outrider.results import Complete
+from outrider.serving.json_logs import FIELDS
+from outrider.serving.request_context import CURRENT, RequestContext
+from outrider.serving.tracing import UNTRACED, Part, Tracing
+
+log = logging.getLogger(__name__)
+
+GENERATE = "outrider.v1.GenerationService/Generate"
+OK = "OK"
+_LEVELS = {"INTERNAL": logging.WARNING, "RESOURCE_EXHAUSTED": logging.DEBUG}
+"""By status; of others INFO. A flood of requests that are refused shall not be one of lines too."""
+
+
+class Entry:
+    """One request, as far as it is known."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.fields: dict[str, Any] = {}
+        self._finish_reasons: list[str] = []
+        self._num_tokens = 0
+        self.ended_at = 0.0
+        """When the last text that has ended did, in `time.perf_counter`; 0: none has."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every text has its end."""
+        return len(self._finish_reasons) == self.fields.get("num_choices", -1)
+
+    def begins(self, request: ResolvedRequest) -> None:
+        """It is valid."""
+        self.fields |= {
+            "model": request.model,
+            "tenant": request.tenant,
+            "num_choices": request.num_choices,
+            "num_prompt_tokens": len(request.prompt_ids),
+        }
+
+    def told(self, event: Any) -> bool:
+        """What its client gets; whether it is the end of a text."""
+        if is_end := isinstance(event, Complete):
+            self._finish_reasons.append(event.finish_reason)
+            self._num_tokens += event.usage.completion_tokens
+            self.ended_at = time.perf_counter()
+            if event.index == 0:
+                speculation = event.speculation
+                self.fields |= {
+                    "time_to_first_token_ms": round(event.timings.time_to_first_token_ms, 3),
+                    "draft_acceptance_rate": round(speculation.draft_acceptance_rate, 4),
+                    "mean_acceptance_length": round(speculation.mean_acceptance_length, 4),
+                }
+        return is_end
+
+    def ended(self, status: str, total_ms: float) -> dict[str, Any]:
+        """All that is told of it."""
+        ends = {"num_completion_tokens": self._num_tokens, "finish_reasons": ",".join(self._finish_reasons)}
+        return {"status": status, "total_ms": round(total_ms, 3), **self.fields, **ends}
+
+
+class Journal:
+    """Of one coordinator."""
+
+    def __init__(self, status_of: Callable[[BaseException], str], tracing: Tracing = UNTRACED) -> None:
+        """status_of: what an error is called."""
+        self._status_of = status_of
+        self._tracing = tracing
+
+    @contextlib.contextmanager
+    def request(self, request_id: str, arrived: float) -> Iterator[Entry]:
+        """The block is one request, in the task of its call. arrived: in `time.perf_counter`."""
+        received = CURRENT.get().trace
+        recording = self._tracing.begin(GENERATE, received, start_ns=epoch_ns(arrived))
+        trace = received if recording is None else recording.context
+        CURRENT.set(RequestContext(request_id, trace, recording))
+        entry, status = Entry(request_id), OK
+        try:
+            yield entry
+        except BaseException as error:
+            # a client may hang up as soon as it has the end of every text
+            status = OK if entry.is_complete else self._status_of(error)
+            raise
+        finally:
+            fields = entry.ended(status, 1000 * (time.perf_counter() - arrived))
+            log.log(
+                _LEVELS.get(status, logging.INFO),
+                "request %s: %s after %.0f ms, %d tokens",
+                request_id,
+                status,
+                fields["total_ms"],
+                fields["num_completion_tokens"],
+                extra={FIELDS: fields},
+            )
+            if recording is not None:
+                if entry.ended_at:
+                    recording.add(Part(DELIVER, epoch_ns(entry.ended_at), time.time_ns()))
+                attributes = {f"outrider.{name}": value for name, value in fields.items()}
+                recording.end({"outrider.request_id": request_id, **attributes}, "" if status == OK else status)
