@@ -17,8 +17,8 @@ from coordinator.request import AUTO, ResolvedRequest
 from coordinator.round_loop import RoundLoop
 from coordinator.standby import Standby
 from coordinator.stream import Stream
-from coordinator.text.tokenizer import TextCodec
 from coordinator.stream_trace import StreamTrace
+from coordinator.text.tokenizer import TextCodec
 from coordinator.traces import KeepStep, Traces, for_each
 from coordinator.verifying import TargetSide
 from outrider.errors import DeadlineExceeded
@@ -134,5 +134,5 @@ class Generation:
             local.close()
             target.close()
             meter.ended()
-            outbox.leave()
             trace.ended()
+            outbox.leave()

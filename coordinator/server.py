@@ -36,8 +36,8 @@ from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.tls import WORKER_NAMES, certificate_names
-from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.serving.tracing import Tracing, tracing
+from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.settings import CoordinatorSettings
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import worker_pb2
@@ -59,8 +59,8 @@ class GenerationServicer:
         directory: WorkerDirectory,
         server: Server,
         registry: CollectorRegistry,
-        tenants: Tenants,
         traced: Tracing,
+        tenants: Tenants,
     ) -> None:
         self._settings = settings
         self._tenants = tenants
@@ -88,8 +88,8 @@ class GenerationServicer:
             counted.model = model.name
             with self._admission.arriving(tenant):
                 resolved = await self._resolve(request, model, request_id, tenant)
-            counted.num_open = resolved.num_choices
             entry.begins(resolved)
+            counted.num_open = resolved.num_choices
             self._directory.pick_target(model.name, resolved.model_fingerprint)
             time_left_s = context.time_remaining()
             events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=time_left_s)
@@ -265,6 +265,7 @@ async def serve(
     with stop_on_signals(stop):
         async with (
             metrics_endpoint(settings, registry),
+            tracing(settings, ROLE) as traced,
             running_server(settings, [GENERATION, FLEET], access) as server,
         ):
             changed = asyncio.Event()
@@ -272,10 +273,10 @@ async def serve(
             listed = [*((address, TARGET) for address in targets), *((address, DRAFT) for address in drafts)]
             names = [*((name, TARGET) for name in target_names), *((name, DRAFT) for name in draft_names)]
             leases = LeaseSource(directory, lease_ms=settings.lease_ms, max_workers=settings.max_registered_workers)
+            registry.register(Reading(partial(lease_families, leases)))
             sources: tuple[Source, ...] = (
                 StaticSource(directory, listed),
                 DnsSource(directory, names, lease_ms=settings.lease_ms),
-            tracing(settings, ROLE) as traced,
                 leases,
             )
             try:
@@ -283,7 +284,6 @@ async def serve(
                     source.start()
                 await directory.start()
                 generation = GenerationServicer(settings, directory, server, registry, traced, tenants)
-            registry.register(Reading(partial(lease_families, leases)))
                 servicers = {GENERATION.full_name: generation, FLEET.full_name: FleetServicer(settings, leases)}
                 await server.open(servicers)
                 readiness = asyncio.create_task(_follow_fleet(server, directory, changed, generation))

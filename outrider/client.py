@@ -29,8 +29,8 @@ from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
 from outrider.server_info import ModelInfo, ServerInfo
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
-from outrider.serving.endpoints import Connection, Endpoints
 from outrider.serving.client_span import client_span
+from outrider.serving.endpoints import Connection, Endpoints
 from outrider.serving.read_results import name_of, read, read_step
 from outrider.serving.resuming import ResumingCall
 from outrider.serving.status import from_rpc_error, is_from_transport
@@ -49,9 +49,9 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc, worker_pb2
 
 __all__ = ["TLS", "Client", "GenerateOptions", "KeepAlive", "Message", "Prompt", "Resume", "build_request"]
 ON_BY_DEFAULT = Resume()
-
-
 GENERATE = "outrider.v1.GenerationService/Generate"
+
+
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
     """Pings that find a dead connection while a stream is silent."""
