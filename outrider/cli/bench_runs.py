@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from outrider.cli.connect import connect
 from outrider.cli.console import err
 from outrider.cli.measure import Timed
 from outrider.cli.prompts import for_model
@@ -70,7 +71,7 @@ class Bench:
         Every request is a tenant of its own, so that its prompt is computed anew: no run profits from the one before.
         """
         tenant = {CoordinatorSettings().trusted_tenant_header: f"bench-{secrets.token_hex(8)}"}
-        async with Client(self.stack.address, metadata=tenant) as client:
+        async with connect(self.stack.address, metadata=tenant) as client:
             await client.model_info()  # the connection is there before the clock starts
             return await self._time(client, prompt, cell, options)
 
@@ -156,5 +157,5 @@ async def bench_services(
         "target_worker": small_worker(settings.model, dtype=settings.dtype, heads=settings.heads, **target_worker),
         "draft_worker": small_worker(draft, dtype=settings.dtype, **(draft_worker or {})),
     }
-    async with local_stack(settings.model, draft, **workers) as stack, Client(stack.address) as client:
+    async with local_stack(settings.model, draft, **workers) as stack, connect(stack.address) as client:
         yield Bench(stack, client, await client.model_info(), common, speculation)

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from outrider.cli.chat_session import Messages, Session
+from outrider.cli.connect import connect
 from outrider.cli.console import describe_failure, err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, given_options, request_parameters
@@ -97,7 +98,7 @@ def _run(runner: asyncio.Runner, task: Coroutine[Any, Any, str | None]) -> None:
 
 
 async def _connect(address: str) -> Client:
-    client = Client(address)
+    client = connect(address)
     await client.server_info()
     return client
 

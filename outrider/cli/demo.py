@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bundles import prepare
+from outrider.cli.connect import connect
 from outrider.cli.console import err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import Acceptance, steps_of
@@ -51,7 +52,7 @@ async def _demo(target: str, draft: str | None, heads: tuple[str, ...], max_toke
     await asyncio.to_thread(prepare, target, draft)
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     workers: dict[str, Any] = {"target_worker": small_worker(target, heads=heads), "draft_worker": small_worker(draft)}
-    async with local_stack(target, draft, **workers) as stack, Client(stack.address) as client:
+    async with local_stack(target, draft, **workers) as stack, connect(stack.address) as client:
         info = await client.model_info()
         await client.complete(for_model([_QUESTION], info)[0], max_tokens=8)  # warm-up
         options: GenerateOptions = {"temperature": 0.0, "max_tokens": max_tokens, "report_steps": True}

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
-from outrider.client import Client, GenerateOptions, Prompt
+from outrider.client import GenerateOptions, Prompt
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.results import Chunk, Complete
 
@@ -51,7 +52,7 @@ def _command(*, prompt: str, address: str, chat: bool, stats: bool, as_json: boo
 
 
 async def _generate(address: str, prompt: Prompt, options: GenerateOptions, *, stats: bool, as_json: bool) -> None:
-    async with Client(address) as client:
+    async with connect(address) as client:
         if as_json:
             print_json(dataclasses.asdict(await client.complete(prompt, **options)))
             return

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 
 from outrider.cli import bundles
+from outrider.cli.connect import connect
 from outrider.cli.console import out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
-from outrider.client import Client
 from outrider.errors import NotFound, OutriderError, Unavailable
 from outrider.settings import WorkerSettings
 
@@ -43,7 +43,7 @@ def list_models(address: Address = DEFAULT_ADDRESS, as_json: Json = False) -> No
 
 async def _served(address: str) -> list[dict[str, Any]]:
     """Nothing where no coordinator answers: the list is of use without one."""
-    async with Client(address, timeout_s=2.0) as client:
+    async with connect(address, timeout_s=2.0) as client:
         try:
             server = await client.server_info()
         except OutriderError:
@@ -89,7 +89,7 @@ def show_model(
 
 
 async def _served_info(model: str, address: str) -> dict[str, Any] | None:
-    async with Client(address, timeout_s=2.0) as client:
+    async with connect(address, timeout_s=2.0) as client:
         try:
             info = dataclasses.asdict(await client.model_info(model))
         except NotFound:

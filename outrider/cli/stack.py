@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
+from outrider.cli.connect import connect
 from outrider.cli.console import err
 from outrider.cli.flags import to_flags
 from outrider.cli.process import Child, OnLine
-from outrider.client import Client
 from outrider.errors import FailedPrecondition, OutriderError, Unavailable
 from outrider.server_info import Worker
 from outrider.settings import WorkerSettings
@@ -166,7 +166,7 @@ async def _wait_healthy(stack: Stack, *, num_workers: int, timeout_s: float) -> 
     next_report = loop.time() + REPORT_INTERVAL_S
     workers: tuple[Worker, ...] = ()
     try:
-        async with Client(stack.address, timeout_s=5.0) as client, asyncio.timeout(timeout_s):
+        async with connect(stack.address, timeout_s=5.0) as client, asyncio.timeout(timeout_s):
             while True:
                 if died.done():
                     raise Unavailable(await died.result().death())

@@ -16,12 +16,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
 from outrider.cli.timeline import COLOURS, segments, totals
 from outrider.cli.timeline_svg import draw
-from outrider.client import Client, GenerateOptions
+from outrider.client import GenerateOptions
 from outrider.errors import InvalidArgument
 from outrider.results import Step, StreamTrace
 
@@ -74,7 +75,7 @@ def _command(
 
 
 async def _traces(address: str, request: str, prompt: str, options: GenerateOptions) -> tuple[StreamTrace, ...]:
-    async with Client(address) as client:
+    async with connect(address) as client:
         if request:
             return await client.trace(request)
         options["report_steps"] = True

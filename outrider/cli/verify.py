@@ -14,6 +14,7 @@ from rich.table import Table
 
 from outrider.cli import proof
 from outrider.cli.bundles import prepare
+from outrider.cli.connect import connect
 from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.law import POWER
@@ -100,7 +101,7 @@ async def _verify(
             }
             stack = local_stack(settings.model, draft, **workers)
             address = (await cleanup.enter_async_context(stack)).address
-        client = await cleanup.enter_async_context(Client(address))
+        client = await cleanup.enter_async_context(connect(address))
         info = await client.model_info()
         if info.model_fingerprint != loaded.description.model_fingerprint:
             raise FailedPrecondition(
