@@ -13,6 +13,7 @@ from coordinator.draining import HandedOver, HandOver
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.outbox import Outbox
 from coordinator.pool import SessionPool
+from coordinator.records import Records
 from coordinator.request import AUTO, ResolvedRequest
 from coordinator.round_loop import RoundLoop
 from coordinator.standby import Standby
@@ -38,6 +39,7 @@ class Generation:
         self._admission = admission
         self._settings = settings
         self.traces = Traces(settings.trace_steps)
+        self.records = Records(settings.record_streams, settings.record_bytes)
         self.hand_over = HandOver()
 
     async def events(
@@ -53,6 +55,7 @@ class Generation:
             Stream(request, choice, codec, deadline=deadline, has_client_deadline=time_left_s is not None)
             for choice in range(request.num_choices)
         ]
+        self.records.begin(request, streams)
         keep_step = self.traces.begin(request.tenant, request.request_id, request.num_choices)
         ticket = self._admission.enter(
             request.num_choices,
@@ -133,6 +136,8 @@ class Generation:
             draft.close()
             local.close()
             target.close()
+            if stream.recorder is not None:
+                stream.recorder.ended(stream.finish, stream.matched_stop)
             meter.ended()
             trace.ended()
             outbox.leave()

@@ -64,6 +64,8 @@ class ResolvedRequest:
     report_steps: bool = False
     resume_token_ids: tuple[int, ...] = ()
     tenant: str = "default"
+    record: bool | None = None
+    """Whether the client wants a record of it kept; None: as the operator wants."""
     has_fresh_seed: bool = False
     """The seed was drawn for this request: no earlier stream can have had it."""
 
@@ -272,6 +274,7 @@ def _resolve_output(options: Any) -> dict[str, Any]:
         "prompt_logprobs": prompt_logprobs,
         "skip_special_tokens": options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
         "num_choices": num_choices,
+        "record": options.record if options.HasField("record") else None,
     }
 
 

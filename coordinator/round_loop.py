@@ -297,6 +297,8 @@ class RoundLoop:
         committing = time.perf_counter()
         if verdict.row_choices and not proposal.is_tree:
             self._local.learn(verdict.header.base_length, proposal.token_ids, verdict.row_choices)
+        if self._stream.recorder is not None:
+            self._stream.recorder.add(verdict, proposal, self._target.numerics_fingerprint)
         chunk = self._stream.commit(verdict, by=by)
         self._local.committed(() if proposal.is_tree else proposal.token_ids, verdict)
         if self._stream.keeps_steps:

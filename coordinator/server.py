@@ -34,13 +34,14 @@ from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
 from outrider.serving.events import event_to_pb, step_to_pb
 from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
+from outrider.serving.records import kept_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.tls import WORKER_NAMES, certificate_names
 from outrider.serving.tracing import Tracing, tracing
 from outrider.serving.worker_calls import DRAFT, TARGET, capacity_to_pb, role_from_pb, role_to_pb
 from outrider.settings import CoordinatorSettings
 from outrider.v1 import generation_pb2 as pb
-from outrider.v1 import worker_pb2
+from outrider.v1 import record_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,15 @@ class GenerationServicer:
                 for one in streams
             ]
         )
+
+    async def GetRecord(self, request: record_pb2.GetRecordRequest, context: Any) -> record_pb2.GetRecordResponse:
+        streams = self._generation.records.of(CALLER.get(), request.request_id)
+        if request.stream_index >= len(streams):
+            raise InvalidArgument(
+                f"stream_index is {request.stream_index}, the request has {len(streams)} streams", field="stream_index"
+            )
+        kept = await asyncio.to_thread(kept_to_pb, streams[request.stream_index])
+        return record_pb2.GetRecordResponse(stream=kept, num_streams=len(streams))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         model = self._directory.model(request.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.features import FeatureRelay
 from coordinator.log import Log
@@ -16,6 +16,9 @@ from outrider.errors import InvalidArgument
 from outrider.results import Chunk, Complete, Logprobs, Usage
 from outrider.sampling.params import Finish
 from outrider.serving.messages import TokenLogprobs, Verdict
+
+if TYPE_CHECKING:
+    from coordinator.records import Recorder
 
 
 class Stream:
@@ -42,6 +45,8 @@ class Stream:
         self.features = FeatureRelay()
         self.keeps_steps = request.report_steps
         """Whether anybody wants records of its rounds."""
+        self.recorder: Recorder | None = None
+        """Where the stream is recorded."""
         self.finish = Finish.NONE
         self.matched_stop: int | str | None = None
         self._text = OutputText(

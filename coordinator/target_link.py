@@ -63,12 +63,20 @@ class TargetLink:
     """A session on a target worker. Every method raises OutriderError once the worker is lost or refuses."""
 
     def __init__(
-        self, peer: Peer, address: str, log: Log, features: FeatureRelay, states: str, incarnation: str = ""
+        self,
+        peer: Peer,
+        address: str,
+        log: Log,
+        features: FeatureRelay,
+        states: str,
+        incarnation: str = "",
+        numerics_fingerprint: str = "",
     ) -> None:
-        """states: of the target, that its verdicts shall carry to `features`; empty: none. incarnation: of the process
-        that answered at the address last."""
+        """states: of the target, that its verdicts shall carry to `features`; empty: none. incarnation,
+        numerics_fingerprint: of the process that answered at the address last."""
         self.address = address
         self.incarnation = incarnation
+        self.numerics_fingerprint = numerics_fingerprint
         self._peer = peer
         self._log = log
         self._features = features

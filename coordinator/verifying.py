@@ -79,6 +79,11 @@ class TargetSide:
         named = self._stream.request.drafter
         return tuple(c for c in self._pool.target_candidates(self._link) if named in ("", c.name))
 
+    @property
+    def numerics_fingerprint(self) -> str:
+        """Of the worker that gave the last verdict; empty: not known."""
+        return self._link.numerics_fingerprint if self._link is not None else ""
+
     async def open(self) -> Timed:
         """The first token, from the first worker that gives it. Raises Unavailable at once when there is none now."""
         self._link = self._pool.connect_target(self._stream, frozenset())
@@ -254,6 +259,7 @@ class TargetSide:
             prompt_logprobs=request.prompt_logprobs if self._stream.wants_prompt_logprobs else None,
             num_suspect_tokens=num_suspect_tokens,
             has_fresh_seed=request.has_fresh_seed and self._epoch == 1 and not self._stream.log.output_ids,
+            tells_drafted=self._stream.recorder is not None and not request.sampling.decides_by_match,
         )
 
 

@@ -23,6 +23,7 @@ from typing import Any, Unpack
 import grpc.aio
 
 from outrider import results, server_info
+from outrider.audit.record import StreamRecord
 from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, OutriderError, Unavailable, Unimplemented
 from outrider.results import Chunk, Complete, Completion, Event, Started
 from outrider.resume import Mend, Resume, about_coordinator, mend
@@ -32,6 +33,7 @@ from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.client_span import client_span
 from outrider.serving.endpoints import Connection, Endpoints
 from outrider.serving.read_results import name_of, read, read_step
+from outrider.serving.records import record_from_pb
 from outrider.serving.resuming import ResumingCall
 from outrider.serving.status import from_rpc_error, is_from_transport
 from outrider.serving.tls import TLS, Dialer, open_named
@@ -45,7 +47,7 @@ from outrider.serving.write_request import (
     chat_prompt,
     to_json,
 )
-from outrider.v1 import generation_pb2, generation_pb2_grpc, worker_pb2
+from outrider.v1 import generation_pb2, generation_pb2_grpc, record_pb2, worker_pb2
 
 __all__ = ["TLS", "Client", "GenerateOptions", "KeepAlive", "Message", "Prompt", "Resume", "build_request"]
 ON_BY_DEFAULT = Resume()
@@ -204,6 +206,18 @@ class Client:
             results.StreamTrace(stream.index, tuple(map(read_step, stream.steps)), stream.num_left_out)
             for stream in reply.streams
         )
+
+    async def records(self, request_id: str) -> tuple[StreamRecord, ...]:
+        """What is recorded of a request that has ended or runs: each choice, and each part of a text that was resumed.
+        Raises NotFound where the coordinators keep nothing of it; told is the first that does."""
+        found: list[StreamRecord] = []
+        num_streams = 1
+        while len(found) < num_streams:
+            request = record_pb2.GetRecordRequest(request_id=request_id, stream_index=len(found))
+            reply = await self._call("GetRecord", request, or_elsewhere=NotFound)
+            found.append(record_from_pb(reply.stream))
+            num_streams = reply.num_streams
+        return tuple(found)
 
     async def tokenize(
         self,

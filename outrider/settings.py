@@ -187,6 +187,13 @@ class CoordinatorSettings(ServerSettings):
     trace_steps: int = Field(
         16_384, ge=0, description="Rounds of the last requests that are kept for `outrider trace`; 0: none."
     )
+    record_streams: int = Field(
+        0,
+        ge=0,
+        description="Last streams that are recorded for `outrider audit`: their prompts and texts are kept in memory, "
+        "for their own tenants to fetch; 0: none.",
+    )
+    record_bytes: int = Field(64 << 20, ge=1 << 20, description="Memory of such records at most.")
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
         description="Metadata key whose value names the tenant; with tokens_file it must agree with the token's.",

@@ -67,6 +67,7 @@ class TargetSession:
         self._num_prompt_tokens = len(opening.prompt_ids)
         self._num_top = opening.top_logprobs if opening.logprobs else None
         self._num_prompt_top = opening.prompt_logprobs
+        self._tells_drafted = opening.tells_drafted
         self._last: Verdict | None = None
         self._credit_tokens = 0
         self._stop_requested = False
@@ -300,6 +301,7 @@ class TargetSession:
             row_choices=_row_choices(decision, result) if num_drafts else (),
             drafted_ids=own.proposal.token_ids,
             drafted_parents=() if own.proposal.is_chain else own.proposal.parents,
+            drafted_q=own.proposal.q if self._tells_drafted else None,
             draft_us=own.draft_us,
             features=features,
         )

@@ -105,7 +105,7 @@ def load_checkpoint(
     numerics = prove(adapted, on_progress) if is_exact else Numerics()
     description = ModelDescription(
         model=name,
-        model_fingerprint=model_fingerprint(model.config.to_dict(), _files(path, trusted), weights),
+        model_fingerprint=weights_fingerprint(model, path, weights, trusted),
         tokenizer_fingerprint=fingerprint,
         vocab_size=vocab_size,
         context_length=context,
@@ -165,6 +165,11 @@ def _cache_dtype(text: str, device: torch.device) -> torch.dtype | None:
             field="kv_cache_dtype",
         )
     return None if text == "auto" else getattr(torch, text)
+
+
+def weights_fingerprint(model: PreTrainedModel, path: Path, weights: str, trusted: bool) -> str:
+    """Of the files that decide a model's numbers. weights: the number type that they are held in."""
+    return model_fingerprint(model.config.to_dict(), _files(path, trusted), weights)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -278,6 +278,7 @@ def target_open_to_pb(opening: TargetOpening) -> target_pb2.TargetOpen:
         deferred=opening.deferred,
         num_suspect_tokens=opening.num_suspect_tokens,
         fresh_seed=opening.has_fresh_seed,
+        tell_drafted=opening.tells_drafted,
     )
 
 
@@ -293,6 +294,7 @@ def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
         deferred=message.deferred,
         num_suspect_tokens=message.num_suspect_tokens,
         has_fresh_seed=message.fresh_seed,
+        tells_drafted=message.tell_drafted,
     )
 
 
@@ -353,15 +355,23 @@ def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:
     )
     if verdict.logprobs.token_logprobs:
         message.logprobs.CopyFrom(logprobs_to_pb(verdict.logprobs))
+    if verdict.drafted_ids and verdict.drafted_q is not None:
+        message.drafted.CopyFrom(proposal_to_pb(Proposal(verdict.drafted_ids, verdict.drafted_q)))
     return message
 
 
 def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
     """Raises ValueError on an origin or finish reason that this version does not know, and on drafts whose parents are
-    no tree."""
+    no tree or whose q does not add up."""
     drafted_parents = tuple(parent - 1 for parent in message.drafted_parents)
     if drafted_parents and not (len(drafted_parents) == len(message.drafted_ids) and are_ordered(drafted_parents)):
         raise ValueError(f"drafted_parents {drafted_parents} are no tree of {len(message.drafted_ids)} drafts")
+    try:
+        drafted_q = _unpack_q(message.drafted) if message.HasField("drafted") else None
+    except ProposalFault as fault:
+        raise ValueError(f"drafted: {fault}") from None
+    if drafted_q and len(drafted_q) != len(message.drafted_ids):
+        raise ValueError(f"drafted has {len(drafted_q)} q_sizes for {len(message.drafted_ids)} drafts")
     return Verdict(
         header=header_from_pb(message.header),
         committed_ids=tuple(message.committed_ids),
@@ -382,6 +392,7 @@ def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
         row_choices=tuple(message.row_choices),
         drafted_ids=tuple(message.drafted_ids),
         drafted_parents=drafted_parents,
+        drafted_q=drafted_q,
         draft_us=message.draft_us,
         features=FeatureRows(message.features_start, message.features),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.proposal import Proposal
+from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.sampling.params import Finish, Origin, SamplingParams, StoppingParams
 
 
@@ -105,7 +105,8 @@ class TargetOpening(Opening):
     """Opens a target session. `max_draft_tokens`: drafts that one round may carry. `prompt_logprobs`: alternatives to
     tell for each prompt token; None: no prompt logprobs at all. `features_start`: first position whose features are
     wanted. `deferred`: no token is wanted before a question comes. `num_suspect_tokens`: until so many are decided no
-    other suspect is computed beside this stream; 0: it is none. `has_fresh_seed`: nobody has used the seed before."""
+    other suspect is computed beside this stream; 0: it is none. `has_fresh_seed`: nobody has used the seed before.
+    `tells_drafted`: verdicts have `drafted_q`."""
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -116,6 +117,7 @@ class TargetOpening(Opening):
     deferred: bool = False
     num_suspect_tokens: int = 0
     has_fresh_seed: bool = False
+    tells_drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,5 +149,7 @@ class Verdict:
     """Likeliest id of the raw distribution after the prefix and the first i drafts of a chain; empty: not told."""
     drafted_ids: tuple[int, ...] = ()
     drafted_parents: tuple[int, ...] = ()
+    drafted_q: tuple[SparseQ | None, ...] | None = None
+    """Of `drafted_ids`, as in `Proposal`; None: not told."""
     draft_us: int = 0
     features: FeatureRows = FeatureRows()

@@ -44,6 +44,7 @@ class GenerateOptions(TypedDict, total=False):
     prompt_logprobs: int
     skip_special_tokens: bool
     n: int
+    record: bool
     # structured output
     json_schema: str | Mapping[str, Any]
     regex: str

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from outrider.v1 import generation_pb2 as outrider_dot_v1_dot_generation__pb2
+from outrider.v1 import record_pb2 as outrider_dot_v1_dot_record__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -66,6 +67,11 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.GetRecord = channel.unary_unary(
+                '/outrider.v1.GenerationService/GetRecord',
+                request_serializer=outrider_dot_v1_dot_record__pb2.GetRecordRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_record__pb2.GetRecordResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -116,6 +122,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRecord(self, request, context):
+        """What was recorded of a stream that ended or runs: prompt and text are in it, so that every decision can be made again.
+        NOT_FOUND where nothing is kept of it, and for other tenants' requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -148,6 +162,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.GetTraceRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'GetRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRecord,
+                    request_deserializer=outrider_dot_v1_dot_record__pb2.GetRecordRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_record__pb2.GetRecordResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +333,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/GetTrace',
             outrider_dot_v1_dot_generation__pb2.GetTraceRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/GetRecord',
+            outrider_dot_v1_dot_record__pb2.GetRecordRequest.SerializeToString,
+            outrider_dot_v1_dot_record__pb2.GetRecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,7 +40,7 @@ class TargetServiceSessionResponse(_message.Message):
     def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureRows, _Mapping]] = ..., ready: _Optional[_Union[TargetReady, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs", "features_start", "deferred", "num_suspect_tokens", "fresh_seed")
+    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs", "features_start", "deferred", "num_suspect_tokens", "fresh_seed", "tell_drafted")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class TargetOpen(_message.Message):
     DEFERRED_FIELD_NUMBER: _ClassVar[int]
     NUM_SUSPECT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FRESH_SEED_FIELD_NUMBER: _ClassVar[int]
+    TELL_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -75,7 +76,8 @@ class TargetOpen(_message.Message):
     deferred: bool
     num_suspect_tokens: int
     fresh_seed: bool
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ..., deferred: _Optional[bool] = ..., num_suspect_tokens: _Optional[int] = ..., fresh_seed: _Optional[bool] = ...) -> None: ...
+    tell_drafted: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ..., deferred: _Optional[bool] = ..., num_suspect_tokens: _Optional[int] = ..., fresh_seed: _Optional[bool] = ..., tell_drafted: _Optional[bool] = ...) -> None: ...
 
 class TargetIngest(_message.Message):
     __slots__ = ("header", "committed_ids")
@@ -134,7 +136,7 @@ class TargetStop(_message.Message):
     def __init__(self) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("header", "num_accepted", "committed_ids", "origins", "soft_acceptances", "finish_reason", "matched_stop_token_id", "logprobs", "proposal_fault", "queue_us", "compute_us", "sampling_us", "num_batch_rows", "decode_ended", "num_cached_tokens", "num_draft_tokens", "row_choices", "drafted_ids", "drafted_parents", "draft_us", "features", "features_start")
+    __slots__ = ("header", "num_accepted", "committed_ids", "origins", "soft_acceptances", "finish_reason", "matched_stop_token_id", "logprobs", "proposal_fault", "queue_us", "compute_us", "sampling_us", "num_batch_rows", "decode_ended", "num_cached_tokens", "num_draft_tokens", "row_choices", "drafted_ids", "drafted_parents", "draft_us", "features", "features_start", "drafted")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +159,7 @@ class Verdict(_message.Message):
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     header: _common_pb2.SessionHeader
     num_accepted: int
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -179,4 +182,5 @@ class Verdict(_message.Message):
     draft_us: int
     features: bytes
     features_start: int
-    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., num_accepted: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., soft_acceptances: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., proposal_fault: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., sampling_us: _Optional[int] = ..., num_batch_rows: _Optional[int] = ..., decode_ended: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., row_choices: _Optional[_Iterable[int]] = ..., drafted_ids: _Optional[_Iterable[int]] = ..., drafted_parents: _Optional[_Iterable[int]] = ..., draft_us: _Optional[int] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ...) -> None: ...
+    drafted: _common_pb2.Proposal
+    def __init__(self, header: _Optional[_Union[_common_pb2.SessionHeader, _Mapping]] = ..., num_accepted: _Optional[int] = ..., committed_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_common_pb2.TokenOrigin, str]]] = ..., soft_acceptances: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., proposal_fault: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., sampling_us: _Optional[int] = ..., num_batch_rows: _Optional[int] = ..., decode_ended: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., row_choices: _Optional[_Iterable[int]] = ..., drafted_ids: _Optional[_Iterable[int]] = ..., drafted_parents: _Optional[_Iterable[int]] = ..., draft_us: _Optional[int] = ..., features: _Optional[bytes] = ..., features_start: _Optional[int] = ..., drafted: _Optional[_Union[_common_pb2.Proposal, _Mapping]] = ...) -> None: ...
