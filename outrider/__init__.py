@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outrider.chat import Chat as Chat
+    from outrider.chat import SyncChat as SyncChat
     from outrider.client import Client as Client
     from outrider.client import KeepAlive as KeepAlive
     from outrider.errors import OutriderError as OutriderError
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from outrider.sampling.params import AcceptanceRule as AcceptanceRule
     from outrider.sampling.params import Origin as Origin
     from outrider.serving.tls import TLS as TLS
+    from outrider.sync_client import SyncClient as SyncClient
 
 _HOME_OF = {
+    "Chat": "outrider.chat",
+    "SyncChat": "outrider.chat",
     "Client": "outrider.client",
     "KeepAlive": "outrider.client",
     "OutriderError": "outrider.errors",
@@ -30,6 +35,7 @@ _HOME_OF = {
     "AcceptanceRule": "outrider.sampling.params",
     "Origin": "outrider.sampling.params",
     "TLS": "outrider.serving.tls",
+    "SyncClient": "outrider.sync_client",
 }
 __all__ = list(_HOME_OF)
 

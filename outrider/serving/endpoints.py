@@ -88,7 +88,9 @@ class Endpoints:
     @contextlib.asynccontextmanager
     async def connection(self, tried: AbstractSet[str] = frozenset()) -> AsyncIterator[Connection]:
         """For one call; not to an address of `tried` if there is another. Raises Unavailable where a name leads
-        nowhere."""
+        nowhere, and after `close`."""
+        if self.is_closed:
+            raise Unavailable("this client is closed", reason="CLIENT_CLOSED")
         await self._look_up()
         connection = self._pick(tried)
         connection.num_calls += 1
