@@ -98,18 +98,15 @@ class Records:
         self._requests: OrderedDict[Key, list[KeptStream]] = OrderedDict()
 
     def begin(self, request: ResolvedRequest, streams: list[Stream]) -> None:
-        """Of a request that begins: from now on its streams have a `recorder`, if it is to be recorded. What there is of
-        the tenant's last one of the same name is kept where the text goes on, and forgotten where it is begun anew.
+        """Of a request that begins: from now on its streams have a `recorder`, if it is to be recorded. What there is
+        of the tenant's last one of the same name is kept where the text goes on, and forgotten where it begins anew.
 
         Raises FailedPrecondition where a record is wanted and none can be kept.
         """
         if request.record and len(streams) > self._max_streams:
-            kept = (
-                f"records of {self._max_streams} streams" if self._max_streams else "no records (record_streams is 0)"
-            )
             raise FailedPrecondition(
-                f"output.record: this coordinator keeps {kept}, the request has {len(streams)}; ask its operator for "
-                "--record-streams, or leave the field unset",
+                f"output.record: this coordinator keeps records of {self._max_streams} streams (record_streams), and "
+                f"the request has {len(streams)}; leave the field unset, or ask its operator for more",
                 field="output.record",
                 reason="NO_RECORDS",
             )
@@ -118,12 +115,12 @@ class Records:
             self._forget(key)
         if not self._max_streams or request.record is False:
             return
-        kept = self._requests.setdefault(key, [])
+        held = self._requests.setdefault(key, [])
         self._requests.move_to_end(key)
         for stream in streams:
             one = KeptStream(request, stream.sampling, stream.choice, stream.log)
             one.num_bytes = ID_BYTES * (len(request.prompt_ids) + len(request.resume_token_ids))
-            kept.append(one)
+            held.append(one)
             self._num_bytes += one.num_bytes
             self._num_streams += 1
             stream.recorder = Recorder(self, key, one)
@@ -133,11 +130,10 @@ class Records:
         """At least one, in the order in which they began. Raises NotFound, for another tenant's as well."""
         streams = self._requests.get((tenant, request_id))
         if not streams:
-            kept = (
-                f"the last {self._max_streams} streams are" if self._max_streams else "nothing is (record_streams is 0)"
-            )
+            kept = f"the last {self._max_streams} streams are" if self._max_streams else "none is"
             raise NotFound(
-                f"request_id {request_id[:128]!r}: no such request is recorded here; {kept} kept", field="request_id"
+                f"request_id {request_id[:128]!r}: no such request is recorded here; {kept} (record_streams)",
+                field="request_id",
             )
         return tuple(streams)
 
