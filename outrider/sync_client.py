@@ -120,6 +120,7 @@ class SyncClient:
     model_info = _blocking(Client.model_info)
     server_info = _blocking(Client.server_info)
     trace = _blocking(Client.trace)
+    records = _blocking(Client.records)
     tokenize = _blocking(Client.tokenize)
     detokenize = _blocking(Client.detokenize)
     token_bytes = _blocking(Client.token_bytes)
