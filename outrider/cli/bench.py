@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from outrider.cli.bench_numerics import EXACT, FAST, compare_numerics, print_numerics
+from outrider.cli.bench_plot import check_plot, draw
 from outrider.cli.bench_profile import describe_parts, mean_parts, profile
 from outrider.cli.bench_runs import NEUTRAL, PLAIN, Bench, Cell, bench_services
 from outrider.cli.bench_sweeps import (
@@ -22,9 +23,18 @@ from outrider.cli.bench_sweeps import (
     sweep_gamma,
 )
 from outrider.cli.bundles import prepare
-from outrider.cli.console import out, print_json, progress, reporting_errors
+from outrider.cli.console import err, out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
-from outrider.cli.measure import Acceptance, Pace, Timed, formula_speedup, median, percentile, steps_of
+from outrider.cli.measure import (
+    Acceptance,
+    Pace,
+    Timed,
+    formula_speedup,
+    median,
+    percentile,
+    steps_of,
+    why_inconclusive,
+)
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.prompts import WORKLOADS, read_prompts, spread
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, small_worker
@@ -37,6 +47,8 @@ MIXED_WORKLOAD = "mixed"
 
 Report = Callable[[str, float | None], None]
 
+_RATIOS = {"speedup measured / by formula", "draft cost ratio c", "γ = 0 against the engine alone"}
+"""Of the table: what a run that is too short cannot tell."""
 _PRINTERS = {"gamma": print_gamma_sweep, "concurrency": print_concurrency_sweep, "numerics": print_numerics}
 
 
@@ -75,6 +87,9 @@ def _command(
         Path | None,
         typer.Option("--profile", help="Write where each round's time goes, and the workers' own timings, as JSON."),
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw tokens/s of the sweep over gamma or concurrency into this .svg file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure plain against speculative decoding. The last line of stdout is JSON."""
@@ -88,6 +103,8 @@ def _command(
             raise InvalidArgument("profile needs a run without sweep", field="profile")
         if profile_file is not None:
             profile_file.touch()  # a folder that is not there is told now and not after the run
+        if plot is not None:
+            check_plot(plot, sweep)
         chosen = choose_draft(target, draft, settings.heads)
         if chosen is None and not settings.heads:
             raise InvalidArgument(
@@ -99,6 +116,9 @@ def _command(
         common: GenerateOptions = {**NEUTRAL, "max_tokens": max_tokens}
         run = _Run(settings, chosen, cells, sweep, quiet=as_json)
         result, profiles = asyncio.run(run.run(common, speculation))
+        if plot is not None and sweep:
+            draw(plot, sweep, f"outrider bench: {_what(result)}", result.get("cells", [result]))
+            err.print(f"drawn into {plot}", markup=False)
         if profile_file is not None:
             profile_file.write_text(json.dumps(profiles, indent=1) + "\n", encoding="utf-8")
         print_json(result)
@@ -163,9 +183,9 @@ class _Run:
                 "target": info.model, "draft": info.draft_model, "dtype": info.dtype, "simulated": info.simulated,
             }  # fmt: skip
             results = []
-            for cell in self._cells:
+            for number, cell in enumerate(self._cells):
                 result = {"workload": cell.workload, "temperature": cell.temperature}
-                result |= await self._measure(bench, cell, engine, report)
+                result |= await self._measure(bench, cell, engine, _part(report, number, len(self._cells)))
                 results.append(result)
                 self._print(cell, result | told)
             memory = await bench.memory()
@@ -221,13 +241,26 @@ class _Run:
     def _print(self, cell: Cell, result: dict[str, Any]) -> None:
         if self._quiet:
             return
-        what = f"{result['target']} with {result['draft'] or 'no draft'}, {result['dtype']}"
-        what += ": SIMULATED costs" if result["simulated"] else ""
+        what = _what(result)
         if self._sweep:
             out.print(f"outrider bench: {what}", markup=False)
             _PRINTERS[self._sweep](cell, result)
         else:
             _print_table(cell, what, result)
+
+
+def _what(result: dict[str, Any]) -> str:
+    what = f"{result['target']} with {result['draft'] or 'no draft'}, {result['dtype']}"
+    return f"{what}: SIMULATED costs" if result["simulated"] else what
+
+
+def _part(report: Report, number: int, num_parts: int) -> Report:
+    """Tells the progress of one part of several as that of the whole."""
+
+    def report_part(text: str, fraction: float | None) -> None:
+        report(text, (number + (fraction or 0.0)) / num_parts)
+
+    return report_part
 
 
 def _summary(plain: list[Timed], speculative: list[Timed]) -> dict[str, Any]:
@@ -265,6 +298,7 @@ def _summary(plain: list[Timed], speculative: list[Timed]) -> dict[str, Any]:
         "num_draft_tokens": acceptance.num_draft_tokens,
         "num_rounds": acceptance.num_rounds,
         "num_prompts": len(plain),
+        "inconclusive": why_inconclusive(acceptance.num_rounds, len(plain_rounds)),
     }
 
 
@@ -292,6 +326,9 @@ def _print_table(cell: Cell, what: str, result: dict[str, Any]) -> None:
         rows |= dict.fromkeys(("drafted", "draft cost ratio c", "bytes per drafted token"), "none")
     if "gamma0_ratio" in result:
         rows["γ = 0 against the engine alone"] = f"{result['gamma0_ratio']:.3f}"
+    if result["inconclusive"]:
+        rows |= dict.fromkeys(set(rows) & _RATIOS, "INCONCLUSIVE")
+        rows["INCONCLUSIVE"] = result["inconclusive"]
     for name, value in rows.items():
         out.print(f"  {name:31} {value}", markup=False)
 

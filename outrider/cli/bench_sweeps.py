@@ -9,7 +9,7 @@ from rich.table import Table
 
 from outrider.cli.bench_runs import PLAIN, Bench, Cell
 from outrider.cli.console import out
-from outrider.cli.measure import Acceptance, Timed, median, steps_of, zero_gain_concurrency
+from outrider.cli.measure import Acceptance, Timed, median, steps_of, why_inconclusive, zero_gain_concurrency
 from outrider.client import GenerateOptions
 
 GAMMAS = (0, 1, 2, 3, 4, 5, 6, 8)
@@ -39,6 +39,7 @@ async def sweep_gamma(bench: Bench, cell: Cell, report: Report) -> dict[str, Any
                 runs[gamma].append(timed)
     points = [_gamma_point(gamma, runs[gamma], runs[0]) for gamma in gammas]
     *fixed, adaptive = points
+    fewest = min((point["num_rounds"] for point in fixed if point["gamma"]), default=0)
     best = max(fixed, key=lambda point: point["speedup"])
     return {
         "points": points,
@@ -46,7 +47,13 @@ async def sweep_gamma(bench: Bench, cell: Cell, report: Report) -> dict[str, Any
         "best_speedup": best["speedup"],
         "adaptive_vs_best": adaptive["speedup"] / best["speedup"],
         "num_draft_tokens": sum(point["num_draft_tokens"] for point in points),
+        "inconclusive": why_inconclusive(fewest, points[0]["num_rounds"]),
     }
+
+
+def _num_rounds(acceptance: Acceptance) -> int:
+    """Drafted ones; all where none are."""
+    return acceptance.num_rounds or sum(acceptance.gamma_histogram)
 
 
 def _gamma_point(gamma: int | str, runs: list[Timed], plain: list[Timed]) -> dict[str, Any]:
@@ -60,6 +67,7 @@ def _gamma_point(gamma: int | str, runs: list[Timed], plain: list[Timed]) -> dic
         "mean_gamma": acceptance.mean_gamma,
         "round_ms": median(step.round_ms for step in steps_of(run.completion for run in runs)),
         "num_draft_tokens": acceptance.num_draft_tokens,
+        "num_rounds": _num_rounds(acceptance),
     }
 
 
@@ -88,6 +96,7 @@ async def sweep_concurrency(bench: Bench, cell: Cell, report: Report) -> dict[st
             point[f"{mode}_tpot_ms"] = median(run.tpot_ms for run in runs)
             acceptance = Acceptance.of(run.completion for run in runs)
             point["num_draft_tokens"] += acceptance.num_draft_tokens
+            point[f"{mode}_num_rounds"] = _num_rounds(acceptance)
             if mode != "plain":
                 point[f"{mode}_mean_gamma"] = acceptance.mean_gamma
                 point[f"{mode}_gain"] = point[f"{mode}_tokens_per_s"] / point["plain_tokens_per_s"]
@@ -101,6 +110,7 @@ async def sweep_concurrency(bench: Bench, cell: Cell, report: Report) -> dict[st
         },
         "plain_scaling_at_8": _scaling(points, 8),
         "num_draft_tokens": sum(point["num_draft_tokens"] for point in points),
+        "inconclusive": why_inconclusive(points[0]["fixed_num_rounds"], points[0]["plain_num_rounds"]),
     }
 
 
@@ -115,6 +125,9 @@ def print_gamma_sweep(cell: Cell, result: dict[str, Any]) -> None:
         numbers = (point["tokens_per_s"], point["speedup"], point["tokens_per_step"], point["round_ms"])
         table.add_row(str(point["gamma"]), *(f"{number:.2f}" for number in numbers))
     out.print(table)
+    if result["inconclusive"]:
+        out.print(f"  INCONCLUSIVE: {result['inconclusive']}", markup=False)
+        return
     out.print(
         f"  best fixed γ {result['best_gamma']} ({result['best_speedup']:.2f}x); "
         f"adaptive {result['adaptive_vs_best']:.3f} of that",
@@ -136,6 +149,9 @@ def print_concurrency_sweep(cell: Cell, result: dict[str, Any]) -> None:
             f"{point['adaptive_mean_gamma']:.2f}",
         )
     out.print(table)
+    if result["inconclusive"]:
+        out.print(f"  INCONCLUSIVE: {result['inconclusive']}", markup=False)
+        return
     for mode, streams in result["zero_gain_concurrency"].items():
         where = f"at {streams:.1f} streams" if streams else f"not up to {CONCURRENCIES[-1]} streams"
         out.print(f"  {mode} γ: the gain reaches zero {where}", markup=False)

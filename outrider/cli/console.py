@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.settings import PREFIX
@@ -23,6 +23,14 @@ EXIT_USAGE = 2
 EXIT_INCONCLUSIVE = 3
 EXIT_BROKEN_PIPE = 141
 """What a shell tells of a process that SIGPIPE ended."""
+_EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "safetensors", "gguf"), "worker"),
+    "matplotlib": "plot",
+    "ray": "ray",
+    "starlette": "gateway",
+    "uvicorn": "gateway",
+}
+"""By a module that may be missing, the extra that brings it."""
 PROGRESS_INTERVAL_S = 3.0
 """Without a terminal, progress is told this often at most."""
 
@@ -82,8 +90,8 @@ def describe_failure(error: BaseException) -> tuple[str, int]:
         case OutriderError():
             wait = f" (try again in {error.retry_delay_s:g} s)" if error.retry_delay_s else ""
             return error.message + wait, EXIT_FAILURE
-        case ModuleNotFoundError() if error.name in ("torch", "transformers", "safetensors", "gguf"):
-            return f"{error.name} is not installed: pip install 'outrider[worker]'", EXIT_FAILURE
+        case ModuleNotFoundError() if error.name in _EXTRAS:
+            return f"{error.name} is not installed: pip install 'outrider[{_EXTRAS[error.name]}]'", EXIT_FAILURE
     return f"{type(error).__name__}: {error}", EXIT_FAILURE
 
 
@@ -114,7 +122,14 @@ def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
 
         yield report_line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[doing]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[doing]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(description, total=None, doing="")
 

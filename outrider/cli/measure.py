@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from outrider.results import Completion, Step
 
 NUM_HOPS = 2
+MIN_ROUNDS = 10
+"""Drafted rounds, and plain ones: with fewer, a ratio of their times says more about the moment than about drafting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,18 @@ def formula_speedup(alpha: float, gamma: float, c: float) -> float:
         return 1.0
     expected_tokens = gamma + 1 if alpha >= 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
     return expected_tokens / (gamma * c + 1)
+
+
+def why_inconclusive(num_drafted_rounds: int, num_plain_rounds: int) -> str:
+    """Why no ratio of speeds follows from so few; empty where one does."""
+    if not num_drafted_rounds:
+        return "nothing was drafted: there is nothing to compare with plain decoding"
+    if min(num_drafted_rounds, num_plain_rounds) >= MIN_ROUNDS:
+        return ""
+    return (
+        f"{num_drafted_rounds} drafted and {num_plain_rounds} plain rounds are too few for ratios, at least "
+        f"{MIN_ROUNDS} of each are needed: more --max-tokens or --num-prompts"
+    )
 
 
 def steps_of(completions: Iterable[Completion]) -> list[Step]:

@@ -7,8 +7,10 @@ import json
 import re
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from conftest import scaled
 from fake_generation import FakeGeneration, serving
@@ -27,6 +29,26 @@ async def outrider(*args: str) -> tuple[int | None, str, str]:
     async with running(*args) as process:
         output, errors = await asyncio.wait_for(process.communicate(), 240)
         return process.returncode, output.decode(), errors.decode()
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """series: by name, how many points are marked."""
+
+    series: dict[str, int]
+    texts: set[str]
+
+
+def drawn(path: Path) -> Drawing:
+    """A plot as its own XML tells it."""
+    series, texts = {}, set()
+    for node in ElementTree.fromstring(path.read_text(encoding="utf-8")).iter():
+        name = node.get("id", "")
+        if name.startswith("series-"):
+            series[name.removeprefix("series-")] = sum(part.tag.endswith("}use") for part in node.iter())
+        if node.tag.endswith("}text"):
+            texts.add("".join(node.itertext()).strip())
+    return Drawing(series, texts)
 
 
 async def test_verify_proves_a_real_pair_lossless() -> None:
@@ -63,7 +85,9 @@ async def test_bench_ends_in_the_figures(tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0, errors
     assert "SIMULATED" in output
+    assert "INCONCLUSIVE" not in output
     figures = json.loads(output.splitlines()[-1])
+    assert figures["inconclusive"] == ""
     for name in (
         "plain_tokens_per_s", "speculative_tokens_per_s", "overhead_ms_p50", "bytes_per_draft_token", "gamma0_ratio",
         "tokens_per_step",
@@ -99,17 +123,26 @@ async def test_bench_by_workload_and_temperature() -> None:
     assert code == 0, errors
     (line,) = output.splitlines()
     cells = json.loads(line)["cells"]
+    assert all("plain rounds are too few for ratios" in cell["inconclusive"] for cell in cells)
     measured = [(cell["workload"], cell["temperature"]) for cell in cells]
     assert measured == [(kind, heat) for kind in ("code-edit", "off-domain") for heat in (0, 1.5)]
     assert all(cell["num_draft_tokens"] > 0 and cell["speedup"] > 0 for cell in cells)
 
 
-async def test_bench_sweeps_gamma() -> None:
+async def test_bench_sweeps_gamma(tmp_path: Path) -> None:
     code, output, errors = await outrider(
-        "bench", *PAIR, "--num-prompts=1", "--max-tokens=24", "--sweep=gamma", "--workload=long-context"
-    )
+        "bench", *PAIR, "--num-prompts=1", "--max-tokens=24", "--sweep=gamma", "--workload=long-context",
+        f"--plot={tmp_path / 'gamma.svg'}",
+    )  # fmt: skip
     assert code == 0, errors
+    assert "drawn into" in errors
+    drawing = drawn(tmp_path / "gamma.svg")
+    assert drawing.series == {"fixed": 8, "plain": 0, "adaptive": 0}
+    assert {"γ, drafts a round", "tokens/s", "plain", "fixed γ"} <= drawing.texts
     figures = json.loads(output.splitlines()[-1])
+    title = "long-context, temperature 0" + (": INCONCLUSIVE" if figures["inconclusive"] else "")
+    assert title in drawing.texts
+    assert figures["inconclusive"] or "adaptive" in output.splitlines()[-3]
     points = {point["gamma"]: point for point in figures["points"]}
     assert list(points) == [0, 1, 2, 3, 4, 5, 6, 8, "adaptive"]
     assert points[0]["speedup"] == 1
@@ -121,11 +154,18 @@ async def test_bench_sweeps_gamma() -> None:
     assert figures["adaptive_vs_best"] > 0
 
 
-async def test_bench_sweeps_concurrency() -> None:
+async def test_bench_sweeps_concurrency(tmp_path: Path) -> None:
     code, output, errors = await outrider(
-        "bench", *PAIR, "--num-prompts=1", "--max-tokens=8", "--sweep=concurrency", "--num-speculative-tokens=2"
-    )
+        "bench", *PAIR, "--num-prompts=1", "--max-tokens=8", "--sweep=concurrency", "--num-speculative-tokens=2",
+        f"--plot={tmp_path / 'load.svg'}",
+    )  # fmt: skip
     assert code == 0, errors
+    assert "INCONCLUSIVE: " in output
+    assert "gain reaches zero" not in output
+    drawing = drawn(tmp_path / "load.svg")
+    assert drawing.series == dict.fromkeys(("plain", "fixed", "adaptive"), 6)
+    assert {"streams at once", "adaptive γ", "γ = 2", "1", "32"} <= drawing.texts
+    assert any("SIMULATED" in text for text in drawing.texts)
     figures = json.loads(output.splitlines()[-1])
     assert [point["concurrency"] for point in figures["points"]] == [1, 2, 4, 8, 16, 32]
     assert [point["num_requests"] for point in figures["points"]] == [1, 2, 4, 8, 16, 32]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 
 from outrider.cli.bench_numerics import _cost
+from outrider.cli.bench_plot import check_plot
 from outrider.cli.bench_profile import PARTS, mean_parts, parts_ms, profile
+from outrider.cli.console import describe_failure
 from outrider.cli.measure import (
     Acceptance,
     add_up,
     formula_speedup,
     median,
     percentile,
+    why_inconclusive,
     zero_gain_concurrency,
 )
+from outrider.errors import InvalidArgument
 from outrider.results import Step
 
 
@@ -103,3 +109,27 @@ def test_a_cost_is_the_median_over_prompts() -> None:
     assert _cost([(1.0, 1.5), (2.0, 2.0), (4.0, 5.0)]) == 0.25
     assert _cost([(0.0, 1.0), (1.0, 1.5)]) == 0.5
     assert _cost([(0.0, 1.0)]) is None
+
+
+def test_short_runs_are_inconclusive() -> None:
+    assert why_inconclusive(10, 10) == ""
+    assert "nothing was drafted" in why_inconclusive(0, 500)
+    assert "9 drafted and 40 plain rounds are too few for ratios" in why_inconclusive(9, 40)
+    assert "at least 10 of each" in why_inconclusive(40, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "sweep", "says"),
+    [("a.svg", None, "--sweep gamma"), ("a.svg", "numerics", "--sweep"), ("a.png", "gamma", "svg")],
+)
+def test_what_cannot_be_drawn_is_told_before_the_run(tmp_path: Path, name: str, sweep: str | None, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        check_plot(tmp_path / name, sweep)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        check_plot(tmp_path / "a.svg", "gamma")
+    assert describe_failure(caught.value)[0] == "matplotlib is not installed: pip install 'outrider[plot]'"
