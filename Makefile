@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload soak clean
+.PHONY: help setup demo demo-ray test check lint format proto docs wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload soak clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -56,9 +56,13 @@ format: setup  ## let ruff and buf rewrite what lint complains about
 	$(BIN)/ruff format .
 	$(BIN)/buf format --write protos
 
-proto: setup  ## regenerate outrider/v1 from protos
+proto: setup  ## regenerate outrider/v1 and docs/api.md from protos
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. \
 	    protos/outrider/v1/*.proto
+	$(BIN)/python docs/generate_api.py
+
+docs: setup  ## regenerate docs/api.md from the comments of protos
+	$(BIN)/python docs/generate_api.py
 
 # With each release: what it added is kept from then on. BREAKING=1 takes a wire that older peers cannot speak.
 wire-baseline: setup  ## the wire as it is becomes the baseline that `make lint` compares with

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outrider.sampling.params import AcceptanceRule as AcceptanceRule
     from outrider.sampling.params import Origin as Origin
     from outrider.serving.tls import TLS as TLS
+    from outrider.serving.tokens import token_from_file as token_from_file
     from outrider.sync_client import SyncClient as SyncClient
 
 _HOME_OF = {
@@ -35,6 +36,7 @@ _HOME_OF = {
     "AcceptanceRule": "outrider.sampling.params",
     "Origin": "outrider.sampling.params",
     "TLS": "outrider.serving.tls",
+    "token_from_file": "outrider.serving.tokens",
     "SyncClient": "outrider.sync_client",
 }
 __all__ = list(_HOME_OF)

@@ -103,7 +103,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 
 
 def test_top_level_holds_the_agreed_folders_only() -> None:
-    allowed = {*PACKAGES, "protos", "deploy", "tests", ".ci"}
+    allowed = {*PACKAGES, "protos", "deploy", "docs", "tests", ".ci"}
     folders = {p.relative_to(ROOT).parts[0] for p in tracked_files() if len(p.relative_to(ROOT).parts) > 1}
     assert folders == allowed
 
