@@ -275,7 +275,7 @@ async def serve(
     with stop_on_signals(stop):
         async with (
             metrics_endpoint(settings, registry),
-            tracing(settings, ROLE) as traced,
+            tracing(settings, ROLE, settings.trace_sample_ratio) as traced,
             running_server(settings, [GENERATION, FLEET], access) as server,
         ):
             changed = asyncio.Event()

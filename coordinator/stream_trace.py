@@ -9,7 +9,7 @@ from coordinator.stream import Stream
 from coordinator.traces import KeepStep
 from outrider.results import Step
 from outrider.serving.request_context import CURRENT, RequestContext
-from outrider.serving.tracing import Part
+from outrider.serving.tracing import Attributes, Part
 
 QUEUE, ROUND, DELIVER = "queue", "round", "deliver"
 
@@ -57,7 +57,7 @@ class StreamTrace:
     def _keep(self, choice: int, step: Step) -> None:
         start_ms = self._clock.at_ms
         parts = [self._part(*timed) for timed in self._clock.lay(step)]
-        about = {
+        about: Attributes = {
             "outrider.drafter": step.drafter,
             "outrider.reason": step.reason,
             "outrider.num_draft_tokens": step.num_draft_tokens,

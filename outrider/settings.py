@@ -93,9 +93,6 @@ class ServerSettings(ListenerSettings):
         "",
         description="OpenTelemetry collector that traces go to, http://host:port of its gRPC port; empty: none do.",
     )
-    trace_sample_ratio: float = Field(
-        0.01, ge=0, le=1, description="Share of requests that are traced, of those whose callers have not decided."
-    )
 
 
 class GatewaySettings(ListenerSettings):
@@ -186,6 +183,16 @@ class CoordinatorSettings(ServerSettings):
     )
     trace_steps: int = Field(
         16_384, ge=0, description="Rounds of the last requests that are kept for `outrider trace`; 0: none."
+    )
+    trace_sample_ratio: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of requests that go to otlp_endpoint, of those whose callers have not decided.",
+    )
+    operator_tenants: AddressList = Field(
+        (),
+        description="Tenants that `outrider top` shows the streams of all tenants, comma separated; others see theirs.",
     )
     record_streams: int = Field(
         0,

@@ -13,11 +13,12 @@ from outrider.serving.tracing import Attributes, Part, Tracing
 
 
 class SessionTrace:
-    """Of the call at hand."""
+    """Of the call at hand. A session is a part of a request's trace, or of none."""
 
     def __init__(self, tracing: Tracing, method: str) -> None:
         """method: full name of the call."""
-        self._recording = tracing.begin(method, CURRENT.get().trace)
+        caller = CURRENT.get().trace
+        self._recording = tracing.begin(method, caller) if caller is not None else None
         self._num_verdicts = 0
 
     def verified(self, verdict: Verdict) -> None:
@@ -31,7 +32,7 @@ class SessionTrace:
             ("compute", verdict.compute_us),
             ("sampling", verdict.sampling_us),
         )
-        about = {
+        about: Attributes = {
             "outrider.num_draft_tokens": verdict.num_draft_tokens,
             "outrider.num_accepted_draft_tokens": verdict.num_accepted,
             "outrider.num_tokens": len(verdict.committed_ids),
@@ -44,7 +45,7 @@ class SessionTrace:
         """Drafts are ready; None: none were wanted."""
         if self._recording is None or proposal is None:
             return
-        about = {
+        about: Attributes = {
             "outrider.drafter": proposal.drafter,
             "outrider.num_draft_tokens": len(proposal),
             "outrider.num_ingested_tokens": proposal.num_ingested_tokens,

@@ -169,15 +169,14 @@ class OtlpTracing(Tracing):
 
 
 @contextlib.asynccontextmanager
-async def tracing(settings: ServerSettings, role: str) -> AsyncIterator[Tracing]:
-    """Of one server, until the block ends. Raises as `OtlpTracing`."""
+async def tracing(settings: ServerSettings, role: str, sample_ratio: float = 0.0) -> AsyncIterator[Tracing]:
+    """Of one server, until the block ends. sample_ratio: of calls that no caller has decided about. Raises as
+    `OtlpTracing`."""
     if not settings.otlp_endpoint:
         yield UNTRACED
         return
-    traced = await asyncio.to_thread(
-        OtlpTracing, settings.otlp_endpoint, settings.trace_sample_ratio, f"outrider-{role}"
-    )
-    log.info("traces go to %s, one request of %g", settings.otlp_endpoint, _one_of(settings.trace_sample_ratio))
+    traced = await asyncio.to_thread(OtlpTracing, settings.otlp_endpoint, sample_ratio, f"outrider-{role}")
+    log.info("traces go to %s", settings.otlp_endpoint)
     try:
         yield traced
     finally:
@@ -185,7 +184,3 @@ async def tracing(settings: ServerSettings, role: str) -> AsyncIterator[Tracing]
         closing = threading.Thread(target=traced.close, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, FLUSH_S)
-
-
-def _one_of(ratio: float) -> float:
-    return 1 / ratio if ratio else float("inf")

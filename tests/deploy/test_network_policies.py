@@ -16,7 +16,22 @@ NAMESPACE = "outrider"
 DRAFT_PORT, TARGET_PORT = ROLES["draft-worker"].port, ROLES["target-worker"].port
 COORDINATOR_PORT = ROLES["coordinator"].port
 RAY_PORTS = (50100, 50299)
-TRIED = (22, 53, 80, 443, COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT, METRICS_PORT, 6379, 8265, 50099, *RAY_PORTS, 50300)
+TRIED = (
+    22,
+    53,
+    80,
+    443,
+    COORDINATOR_PORT,
+    DRAFT_PORT,
+    TARGET_PORT,
+    METRICS_PORT,
+    4317,
+    6379,
+    8265,
+    50099,
+    *RAY_PORTS,
+    50300,
+)
 
 
 @dataclass(frozen=True)

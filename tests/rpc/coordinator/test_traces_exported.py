@@ -85,8 +85,9 @@ async def collector() -> AsyncIterator[tuple[Collector, str]]:
 @asynccontextmanager
 async def traced_stack(endpoint: str, ratio: float, **more: Any) -> AsyncIterator[Any]:
     """Stopping the services sends what is left."""
-    settings = {"otlp_endpoint": endpoint, "trace_sample_ratio": ratio}
-    async with in_process_stack(TOY, f"{TOY},agreement=0.8", coordinator=settings, worker=settings, **more) as services:
+    sends = {"otlp_endpoint": endpoint}
+    own = sends | {"trace_sample_ratio": ratio}
+    async with in_process_stack(TOY, f"{TOY},agreement=0.8", coordinator=own, worker=sends, **more) as services:
         yield services
 
 
