@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.serving.naming import split_names
-from outrider.settings import DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
+from outrider.settings import ClientSettings, DraftWorkerSettings, TargetWorkerSettings, WorkerSettings
 
 SETTINGS: dict[str, type[WorkerSettings]] = {"draft": DraftWorkerSettings, "target": TargetWorkerSettings}
 DRIVER_SETTINGS = ("host", "port", "coordinators", "advertise_address")
@@ -123,6 +123,9 @@ class Fleet(_Model):
     namespace: str = Field("outrider", min_length=1, description="Ray namespace of the actors' names.")
     coordinators: tuple[str, ...] = Field(
         min_length=1, description="host:port of each coordinator, or dns:///name:port for all behind a name."
+    )
+    client: ClientSettings = Field(
+        default_factory=ClientSettings, description="How the driver asks coordinators: token and TLS, by files there."
     )
     scaling: Scaling = Field(default_factory=Scaling)
     pools: tuple[Pool, ...] = Field(min_length=1)

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from outrider import Client
+from outrider.cli.connect import connect, tls_of
 from outrider.errors import OutriderError
 from outrider.server_info import ServerInfo
 from outrider.serving.naming import Resolve, resolve, split_names
+from outrider.serving.tls import COORDINATOR_NAME
+from outrider.settings import ClientSettings
 
 TIMEOUT_S = 2.0
 
@@ -16,8 +19,11 @@ TIMEOUT_S = 2.0
 class Coordinators:
     """All behind `addresses`; names are looked up again each time. Use it on one event loop, and close it."""
 
-    def __init__(self, addresses: Sequence[str], *, resolve: Resolve = resolve) -> None:
+    def __init__(
+        self, addresses: Sequence[str], client: ClientSettings | None = None, *, resolve: Resolve = resolve
+    ) -> None:
         self._addresses, self._names = split_names(addresses, "coordinators")
+        self._settings = _by_role(client or ClientSettings())
         self._resolve = resolve
         self._clients: dict[str, Client] = {}
 
@@ -36,7 +42,7 @@ class Coordinators:
 
         async def ask_one(address: str) -> None:
             if address not in self._clients:
-                self._clients[address] = Client(address, timeout_s=TIMEOUT_S)
+                self._clients[address] = connect(address, self._settings, timeout_s=TIMEOUT_S)
             try:
                 told[address] = await self._clients[address].server_info()
             except OutriderError as error:
@@ -50,3 +56,10 @@ class Coordinators:
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.close()
+
+
+def _by_role(settings: ClientSettings) -> ClientSettings:
+    """Their certificates name the role: addresses come and go."""
+    if tls_of(settings) is None or settings.tls_server_name:
+        return settings
+    return settings.model_copy(update={"tls_server_name": COORDINATOR_NAME})

@@ -60,7 +60,7 @@ def down(file: Path, address: str) -> None:
 
 
 async def _keep(fleet: Fleet, placed: RayFleet, stopping: threading.Event) -> None:
-    coordinators = Coordinators(fleet.coordinators)
+    coordinators = Coordinators(fleet.coordinators, fleet.client)
     stop = asyncio.Event()
     waiting = asyncio.create_task(asyncio.to_thread(stopping.wait))
     waiting.add_done_callback(lambda _: stop.set())

@@ -12,6 +12,7 @@ from outrider.v1 import draft_pb2, generation_pb2, target_pb2
 ROOT = Path(__file__).parents[2]
 METRICS_PORT = 9464
 """Of every container: the code has no default, since processes on one machine cannot share one."""
+HEALTH_PORT = 9465
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 

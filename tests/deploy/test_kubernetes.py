@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from manifests import OVERLAYS, Object, Pod, environment, faults, objects, of_kind, pods, selects
-from roles import METRICS_PORT, ROLES, VERSION, Role
+from roles import HEALTH_PORT, METRICS_PORT, ROLES, VERSION, Role
 
 from outrider.serving.naming import split_names
 
@@ -84,7 +84,8 @@ def test_overlays_run_what_they_are_for() -> None:
 def test_ports_are_the_servers_own(overlay: str, role: Role) -> None:
     pod = server(overlay, role)
     variables = environment(overlay, pod)
-    assert pod.ports == {"grpc": role.port, "metrics": METRICS_PORT}
+    assert pod.ports == {"grpc": role.port, "metrics": METRICS_PORT, "health": HEALTH_PORT}
+    assert variables["OUTRIDER_HEALTH_PORT"] == str(HEALTH_PORT)
     assert variables["OUTRIDER_PORT"] == str(role.port)
     assert variables["OUTRIDER_METRICS_PORT"] == str(METRICS_PORT) == pod.annotations["prometheus.io/port"]
     services = [s["spec"] for s in of_kind(overlay, "Service").values() if selects_labels(s["spec"], pod)]
@@ -158,7 +159,7 @@ def test_coordinator_is_pointed_at_the_workers_headless_services(overlay: str) -
 def test_probes_ask_the_health_service(overlay: str, role: Role) -> None:
     container = server(overlay, role).container
     probes = {name: container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
-    assert {probe["grpc"]["port"] for probe in probes.values()} == {role.port}
+    assert {probe["grpc"]["port"] for probe in probes.values()} == {HEALTH_PORT}, "the kubelet's probes know no TLS"
     assert probes["readinessProbe"]["grpc"]["service"] == role.service
     assert probes["livenessProbe"]["grpc"].get("service", "") == "", "liveness must not depend on other services"
     startup = probes["startupProbe"]
@@ -203,7 +204,7 @@ def test_what_is_written_to_is_mounted_and_bounded(overlay: str) -> None:
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod.container["volumeMounts"]}
         assert len(mounts) == len(volumes)
-        writable = {path: volume for path, volume in mounts.items() if "configMap" not in volume}
+        writable = {path: volume for path, volume in mounts.items() if not {"configMap", "secret"} & set(volume)}
         expected = WRITABLE[pod.name] | ({"/dev/shm"} if (overlay, pod.name) == ("gpu", "target-worker") else set())
         assert set(writable) == expected
         for volume in writable.values():

@@ -46,7 +46,7 @@ NUM_TOKENS = 48
 @asynccontextmanager
 async def services(network: Network) -> AsyncIterator[outrider.Client]:
     """A draft worker and a target worker in namespaces of their own, the coordinator in the hub."""
-    common = {"host": "0.0.0.0", "port": 0, "drain_grace_s": 2.0}
+    common = {"host": "0.0.0.0", "port": 0, "drain_grace_s": 2.0, "insecure": True}
     async with AsyncExitStack() as cleanup:
 
         async def start(place: str, role: str, **values: Any) -> str:

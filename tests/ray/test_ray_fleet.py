@@ -51,7 +51,7 @@ DRAFTS = Pool(
     num_gpus=0.5,
     accelerator_type="L4",
     label_selector={POOL: "in(draft,any)"},
-    settings={"model": TOY, "device": "cpu"},
+    settings={"model": TOY, "device": "cpu", "insecure": True},
 )
 TARGETS = Pool(
     name="target",
@@ -61,7 +61,7 @@ TARGETS = Pool(
     max_replicas=3,
     num_cpus=0.1,
     resources={"large": 1},
-    settings={"model": f"{TOY},blocks={BLOCKS}", "cache_overcommit": 1.0},
+    settings={"model": f"{TOY},blocks={BLOCKS}", "cache_overcommit": 1.0, "insecure": True},
 )
 UP = Scaling(up_delay_s=0, down_delay_s=1e9, min_usage=0.8, max_usage=0.9)
 DOWN = UP.model_copy(update={"down_delay_s": 0.0})
@@ -250,6 +250,7 @@ def test_find_gives_the_same_actors(running: Running) -> None:
 
 def small(**demand: Any) -> Fleet:
     values: dict[str, Any] = {"settings": {"model": TOY, "device": "cpu"}, "num_cpus": 0, **demand}
+    values["settings"] = {"insecure": True, **values["settings"]}
     return Fleet(coordinators=("127.0.0.1:1",), pools=(Pool(name="other", role="target", **values),))
 
 
@@ -346,7 +347,7 @@ async def test_outrider_ray_up_places_keeps_and_drains(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(
         f'coordinators = ["127.0.0.1:1"]\n[[pools]]\nname = "other"\nrole = "target"\nnum_cpus = 0\nmax_replicas = 2\n'
-        f'settings = {{ model = "{TOY}" }}\n'
+        f'settings = {{ model = "{TOY}", insecure = true }}\n'
     )
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "outrider.cli", "ray", "up", str(file), f"--address={address}"]
