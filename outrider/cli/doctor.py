@@ -134,6 +134,8 @@ def _check_port(host: str, port: int, roles: list[str]) -> Check:
         return Check("ok", name, "free")
     if "coordinator" in roles:
         fix = "none if an outrider coordinator runs there; else `outrider up --port`, or OUTRIDER_PORT"
+    elif "gateway" in roles:
+        fix = "only `outrider gateway` needs it: give it another --port"
     else:
         fix = f"only `outrider {roles[0]}` needs it, give it another --port; `outrider up` takes free ports for workers"
     return Check("warn", name, fault, fix)

@@ -1,4 +1,4 @@
-"""`outrider coordinator`, `draft-worker` and `target-worker`: one server each, flags from its settings class.
+"""`outrider coordinator`, `draft-worker`, `target-worker`, `gateway`: one server each, flags from its settings class.
 
 When it serves, a server prints `outrider <role> ready on host:port` on stdout, and nothing else ever goes there.
 """
@@ -15,18 +15,26 @@ import typer
 from outrider.cli.console import reporting_errors
 from outrider.cli.flags import VARIABLES_RULE, PlainHelp, keyword, read_settings, settings_parameters, with_parameters
 from outrider.serving.server import run as run_server
-from outrider.settings import CoordinatorSettings, DraftWorkerSettings, ServerSettings, TargetWorkerSettings
+from outrider.settings import (
+    CoordinatorSettings,
+    DraftWorkerSettings,
+    GatewaySettings,
+    ListenerSettings,
+    TargetWorkerSettings,
+)
 
 READY = "outrider {role} ready on {address}"
-SETTINGS: dict[str, type[ServerSettings]] = {
+SETTINGS: dict[str, type[ListenerSettings]] = {
     "coordinator": CoordinatorSettings,
     "draft-worker": DraftWorkerSettings,
     "target-worker": TargetWorkerSettings,
+    "gateway": GatewaySettings,
 }
+_MODULES = {role: f"{role.replace('-', '_')}.server" for role in SETTINGS} | {"gateway": "coordinator.gateway.server"}
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the three commands."""
+    """Adds the commands."""
     for role, cls in SETTINGS.items():
         add = app.command(
             role, cls=PlainHelp, help=f"Run {_article(cls)} alone.", epilog=VARIABLES_RULE, rich_help_panel="Services"
@@ -34,11 +42,11 @@ def register(app: typer.Typer) -> None:
         add(_command(role, cls))
 
 
-def _article(cls: type[ServerSettings]) -> str:
+def _article(cls: type[ListenerSettings]) -> str:
     return (cls.__doc__ or "").strip().rstrip(".").lower()
 
 
-def _command(role: str, cls: type[ServerSettings]) -> Any:
+def _command(role: str, cls: type[ListenerSettings]) -> Any:
     def run(*, exit_with_stdin: bool, **given: Any) -> None:
         with reporting_errors():
             settings = read_settings(cls, given)
@@ -48,8 +56,8 @@ def _command(role: str, cls: type[ServerSettings]) -> Any:
     return with_parameters(run, [*settings_parameters(cls), keyword("exit_with_stdin", bool, lifeline, False)])
 
 
-async def _serve(role: str, settings: ServerSettings, exit_with_stdin: bool) -> None:
-    serve = importlib.import_module(f"{role.replace('-', '_')}.server").serve
+async def _serve(role: str, settings: ListenerSettings, exit_with_stdin: bool) -> None:
+    serve = importlib.import_module(_MODULES[role]).serve
     stop = asyncio.Event()
     if exit_with_stdin:
         asyncio.get_running_loop().add_reader(0, _on_stdin, stop)

@@ -29,8 +29,8 @@ SMALL_CACHE_BYTES = 512 << 20
 Values = Mapping[str, Any]
 
 
-TARGET_WORKER, DRAFT_WORKER, COORDINATOR = "target-worker", "draft-worker", "coordinator"
-ROLES = (TARGET_WORKER, DRAFT_WORKER, COORDINATOR)
+TARGET_WORKER, DRAFT_WORKER, COORDINATOR, GATEWAY = "target-worker", "draft-worker", "coordinator", "gateway"
+ROLES = (TARGET_WORKER, DRAFT_WORKER, COORDINATOR, GATEWAY)
 NOT_HONOURED = {
     "model": "give --target and --draft",
     "target_workers": "let it start its own, or run `outrider coordinator`",
@@ -49,7 +49,8 @@ class ServicesStopped(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Running services. `processes` maps a role (`coordinator`, `draft-worker`, `target-worker`) to its process."""
+    """Running services. `processes` maps a role (`coordinator`, `draft-worker`, `target-worker`, `gateway`) to its
+    process."""
 
     address: str
     processes: Mapping[str, Child]
@@ -101,13 +102,15 @@ async def local_stack(
     coordinator: Values | None = None,
     target_worker: Values | None = None,
     draft_worker: Values | None = None,
+    gateway: Values | None = None,
     on_line: OnLine | None = None,
     ready_timeout_s: float = 900.0,
     stop_grace_s: float = 10.0,
 ) -> AsyncIterator[Stack]:
     """Starts the services, waits until the coordinator sees its workers healthy, and ends all of them afterwards.
 
-    draft: None for no draft worker. shared: settings of all three; the others of one. Ports are free ones unless given.
+    draft: None for no draft worker; gateway: None for none. shared: settings of all; the others of one. Ports are free
+    ones unless given.
     on_line(role, line) gets what the processes print. Raises Unavailable with a process's last words when it dies, and
     FailedPrecondition when target and draft do not match.
     """
@@ -116,6 +119,7 @@ async def local_stack(
         TARGET_WORKER: {**common, "model": target, **(target_worker or {})},
         DRAFT_WORKER: {**common, "model": draft, **(draft_worker or {})},
         COORDINATOR: {**common, **(coordinator or {})},
+        GATEWAY: {**common, **(gateway or {})},
     }
     launcher = _Launcher(settings, on_line, ready_timeout_s)
     processes = launcher.processes
@@ -125,6 +129,8 @@ async def local_stack(
         workers = {"target_workers": targets, "draft_workers": ",".join(drafts)}
         stack = Stack(await launcher.start(COORDINATOR, workers), processes, launcher)
         await _wait_healthy(stack, num_workers=len(roles), timeout_s=ready_timeout_s)
+        if gateway is not None:
+            await launcher.start(GATEWAY, {"coordinators": stack.address})
         try:
             yield stack
         except ServicesStopped:
@@ -135,9 +141,10 @@ async def local_stack(
                     raise Unavailable(await child.death()) from error
             raise
     finally:
-        # The coordinator first: it ends its sessions in peace while the workers still answer.
-        if COORDINATOR in processes:
-            await processes[COORDINATOR].stop(stop_grace_s)
+        # Who calls the others first: it ends what it does in peace while they still answer.
+        for role in (GATEWAY, COORDINATOR):
+            if role in processes:
+                await processes[role].stop(stop_grace_s)
         await asyncio.gather(*(child.stop(stop_grace_s) for child in processes.values()))
 
 

@@ -1,4 +1,4 @@
-"""`outrider up`: the three services on this machine, until Ctrl-C or SIGTERM."""
+"""`outrider up`: the three services on this machine, with a gateway if asked for, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from outrider.cli.console import err, out, reporting_errors
 from outrider.cli.flags import (
     VARIABLES_RULE,
     PlainHelp,
+    flag_of,
+    keyword,
     parameter,
     read_settings,
     refuse_unknown_variables,
@@ -28,6 +30,7 @@ from outrider.cli.stack import (
     COORDINATOR,
     DEFAULT_MODEL,
     DRAFT_WORKER,
+    GATEWAY,
     NOT_HONOURED,
     TARGET_WORKER,
     ServicesStopped,
@@ -35,7 +38,7 @@ from outrider.cli.stack import (
     local_stack,
 )
 from outrider.errors import OutriderError
-from outrider.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
+from outrider.settings import CoordinatorSettings, DraftWorkerSettings, GatewaySettings, TargetWorkerSettings
 
 _COORDINATOR_FLAGS = ("port", "num_speculative_tokens", "max_speculative_tokens", "acceptance", "default_max_tokens")
 _WORKER_FLAGS = (
@@ -45,7 +48,7 @@ _WORKER_FLAGS = (
 _SHARED_FLAGS = ("host", "log_level", "log_format")
 _WORKER_OF_PORT = {"target_port": "target_worker", "draft_port": "draft_worker"}
 _REVISION_OF = {"target_worker": "revision", "draft_worker": "draft_revision"}
-_OWN_FLAGS = "--target, --draft, --revision, --draft-revision, --target-port and --draft-port"
+_OWN_FLAGS = "--target, --draft, --revision, --draft-revision, --target-port, --draft-port and --gateway-port"
 _VARIABLES = f"{VARIABLES_RULE} Not for {_OWN_FLAGS}."
 TOY_TEXT = "!!"
 """A text of every toy: its id 0, twice."""
@@ -67,6 +70,7 @@ def register(app: typer.Typer) -> None:
         *(_revision(name, worker) for worker, name in _REVISION_OF.items()),
         parameter("drafters", DraftWorkerSettings.model_fields["drafters"]),
         *(_port(name, port_help.format(name.removesuffix("_port"))) for name in _WORKER_OF_PORT),
+        _port("gateway_port", "Port of a gateway that speaks OpenAI's API; 0 picks a free one; unset: none.", None),
     ]
     help_text = "Start coordinator, draft worker and target worker on this machine."
     add = app.command("up", cls=PlainHelp, help=help_text, epilog=_VARIABLES, rich_help_panel="Services")
@@ -80,9 +84,8 @@ def _revision(name: str, worker: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, option])
 
 
-def _port(name: str, text: str) -> inspect.Parameter:
-    option = typer.Option("--" + name.replace("_", "-"), min=0, max=65535, help=text)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Annotated[int, option])
+def _port(name: str, text: str, default: int | None = 0) -> inspect.Parameter:
+    return keyword(name, int, typer.Option(flag_of(name), min=0, max=65535, help=text), default)
 
 
 def _command(*, target: str, draft: str, heads: str, **given: Any) -> None:
@@ -114,6 +117,9 @@ def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "target_worker": ports["target_worker"] | revisions["target_worker"] | pick((*_WORKER_FLAGS, "heads")),
         "draft_worker": ports["draft_worker"] | revisions["draft_worker"] | pick((*_WORKER_FLAGS, "drafters")),
     }
+    if given.get("gateway_port") is not None:
+        settings["gateway"] = {"port": given["gateway_port"]}
+        read_settings(GatewaySettings, settings["shared"] | settings["gateway"])
     read_settings(CoordinatorSettings, settings["shared"] | settings["coordinator"])
     read_settings(TargetWorkerSettings, settings["shared"] | settings["target_worker"])
     read_settings(DraftWorkerSettings, settings["shared"] | settings["draft_worker"])
@@ -143,14 +149,14 @@ async def _up(target: str, draft: str | None, given: dict[str, Any]) -> None:
 async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, settings: dict[str, Any]) -> None:
     host = settings["shared"]["host"]
     flags = {"coordinator": "--port", "target_worker": "--target-port", "draft_worker": "--draft-port"}
-    for name, flag in flags.items():
-        require_free(host, settings[name]["port"], flag)
+    for name, flag in (flags | {"gateway": "--gateway-port"}).items():
+        require_free(host, settings.get(name, {}).get("port", 0), flag)
     await asyncio.to_thread(_prepare, {"target_worker": target, "draft_worker": draft}, settings)
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     stop_grace_s = settings["shared"].get("drain_grace_s", 30.0) + 5.0
     async with local_stack(target, draft, **settings, on_line=_print_line, stop_grace_s=stop_grace_s) as stack:
         _announce(stack, target, draft, settings["target_worker"].get("heads", ()))
-        ended = asyncio.create_task(stack.first_exit((TARGET_WORKER, COORDINATOR)))
+        ended = asyncio.create_task(stack.first_exit((TARGET_WORKER, COORDINATOR, GATEWAY)))
         tasks = {ended, asyncio.create_task(_keep_draft_worker(stack))} if draft else {ended}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -210,5 +216,10 @@ def _announce(stack: Stack, target: str, draft: str | None, heads: tuple[str, ..
     body = shlex.quote(json.dumps({"text": text}))
     calls.append(f"grpcurl -plaintext -d {body} {stack.address} outrider.v1.GenerationService/Generate")
     calls.append(f'python: async with outrider.Client("{stack.address}") as client: ...')
+    if GATEWAY in stack.processes:
+        asked = shlex.quote(json.dumps({"prompt": text, "max_tokens": 40}))
+        url = f"http://{stack.processes[GATEWAY].address}/v1"
+        calls.append(f"curl {url}/completions -H 'content-type: application/json' -d {asked}")
+        calls.append(f'python: openai.OpenAI(base_url="{url}", api_key="any")')
     out.print("\nCall it:\n" + "\n".join(f"  {call}" for call in calls), markup=False)
     out.print("\nCtrl-C stops all of it.")

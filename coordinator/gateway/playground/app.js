@@ -192,6 +192,7 @@ $("form").addEventListener("submit", (event) => {
 });
 $("stop").addEventListener("click", stop);
 $("model").addEventListener("change", showModel);
+$("model").addEventListener("focus", () => served.length || loadModels()); // the service may have come up since
 $("kind").addEventListener("change", () => showPrompt(false));
 $("token").addEventListener("change", loadModels);
 document.addEventListener("keydown", (event) => {

@@ -25,8 +25,8 @@ from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.settings import CoordinatorSettings
 
 COMMANDS = [
-    ["up"], ["coordinator"], ["draft-worker"], ["target-worker"], ["generate"], ["chat"], ["doctor"], ["verify"],
-    ["bench"], ["plan"], ["trace"], ["demo"], ["draft-vocab"], ["distill"], ["models"], ["models", "list"],
+    ["up"], ["coordinator"], ["draft-worker"], ["target-worker"], ["gateway"], ["generate"], ["chat"], ["doctor"],
+    ["verify"], ["bench"], ["plan"], ["trace"], ["demo"], ["draft-vocab"], ["distill"], ["models"], ["models", "list"],
     ["models", "get"], ["models", "info"], ["ray"], ["ray", "up"], ["ray", "down"],
 ]  # fmt: skip
 PAIR = ["--target=toy:vocab=16,seed=1", "--draft=toy:vocab=16,seed=1,agreement=0.5"]
@@ -205,7 +205,9 @@ def test_doctor_tells_ports_apart() -> None:
     assert (alone.state, alone.name) == ("warn", f"port {port} (draft-worker)")
     assert "outrider draft-worker" in alone.fix
     names = [check.name for check in check_settings()]
-    assert [name.partition(" (")[2] for name in names] == ["coordinator)", "draft-worker)", "target-worker)"]
+    assert [name.partition(" (")[2] for name in names] == [
+        "coordinator)", "draft-worker)", "target-worker)", "gateway)",
+    ]  # fmt: skip
 
 
 def test_doctor_does_not_propose_to_get_what_nobody_knows() -> None:

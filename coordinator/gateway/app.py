@@ -1,0 +1,68 @@
+"""The routes, and errors of whatever is none of them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from coordinator.gateway.chat import Chat
+from coordinator.gateway.completions import Completions
+from coordinator.gateway.errors import INVALID, SERVER, error_body, failure_of
+from coordinator.gateway.generation import Generation
+from coordinator.gateway.health import Health
+from coordinator.gateway.models import Models
+from coordinator.gateway.page import playground_routes
+from coordinator.gateway.service import Gateway
+from outrider.errors import OutriderError
+
+log = logging.getLogger(__name__)
+
+
+def build_app(gateway: Gateway) -> Starlette:
+    """Everything at the gateway's port."""
+    models, health = Models(gateway), Health(gateway)
+    routes: list[BaseRoute] = [
+        *(Route(api.path, Generation(gateway, api), methods=["POST"]) for api in (Chat(), Completions())),
+        Route("/v1/models", models.all),
+        Route("/v1/models/{model:path}", models.one),
+        Route("/health", health.health),
+        Route("/live", health.live),
+    ]
+    if gateway.settings.metrics_port is None:
+        routes.append(Route("/metrics", _metrics(gateway)))
+    routes += playground_routes()
+    handlers: dict[Any, Any] = {HTTPException: _on_http_error, OutriderError: _on_error, Exception: _on_fault}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def _metrics(gateway: Gateway) -> Any:
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(gateway.registry), media_type=content_type)
+
+    return metrics
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OutriderError)
+    failure = failure_of(error)
+    return JSONResponse(failure.body, failure.status, failure.headers)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """No such path, or another method."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    message = {404: f"nothing is served at {what}", 405: f"{what} is not allowed"}.get(error.status_code, error.detail)
+    return JSONResponse(error_body(message, INVALID), error.status_code, error.headers)
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    return JSONResponse(error_body("internal error; the gateway's log has its cause", SERVER), 500)

@@ -1,0 +1,127 @@
+"""One request of either API, from its body to the last byte of its answer."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing, suppress
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from coordinator.gateway import calls
+from coordinator.gateway.answer import Answer
+from coordinator.gateway.api import Api
+from coordinator.gateway.body import read_json
+from coordinator.gateway.errors import CLIENT_GONE, Failure, failure_of
+from coordinator.gateway.fields import Fields, parse
+from coordinator.gateway.metrics import Count
+from coordinator.gateway.running import ClientGone, while_connected
+from coordinator.gateway.service import REQUEST_ID, Gateway, request_id_of
+from coordinator.gateway.sse import EventStream
+from outrider.errors import Internal, OutriderError
+
+log = logging.getLogger(__name__)
+
+
+class Generation:
+    """The route of one API."""
+
+    def __init__(self, gateway: Gateway, api: Api[Any]) -> None:
+        self._gateway = gateway
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        count = self._gateway.metrics.began(self._api.path)
+        status = 500
+        try:
+            request = Request(scope, receive)
+            status = await _Exchange(self._gateway, self._api, request, send, count).run()
+        except (ClientGone, ClientDisconnect):
+            status = CLIENT_GONE
+        finally:
+            count.ended(status)
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, gateway: Gateway, api: Api[Any], request: Request, send: Send, count: Count) -> None:
+        self._gateway = gateway
+        self._api = api
+        self._request = request
+        self._send = send
+        self._count = count
+        self._stream = EventStream(send)
+        self._fields: Fields | None = None
+        self._headers: dict[str, str] = {}
+
+    async def run(self) -> int:
+        """What it came to, as an HTTP status. Raises ClientGone or ClientDisconnect."""
+        try:
+            try:
+                async with self._gateway.running.place():
+                    body = await read_json(self._request, self._gateway.settings.max_body_bytes)
+                    await while_connected(self._request.receive, self._answer(body))
+                return 200
+            except (OutriderError, ClientGone, ClientDisconnect):
+                raise
+            except Exception:
+                log.exception("%s failed", self._api.path)
+                raise Internal("internal error; the gateway's log has its cause") from None
+        except OutriderError as error:
+            return await self._fail(self._failure(error))
+
+    async def _answer(self, body: dict[str, Any]) -> None:
+        fields = self._fields = parse(self._api.fields, body)
+        request_id = request_id_of(self._request, fields.request_id)
+        prompts = self._api.prompts(fields)
+        options = self._api.options(fields) | {"request_id": request_id}
+        client = self._gateway.client_of(self._request)
+        spellings = self._gateway.spellings
+        answer = Answer(self._api, fields, client, spellings, request_id=request_id, num_prompts=len(prompts))
+        async with aclosing(calls.events(client, prompts, options)) as events:
+            if fields.stream:
+                await self._send_pieces(answer, events, request_id)
+            else:
+                whole = await answer.whole(events)
+        # last of all: from here on the connection says that it has been let go, as if the client had hung up
+        if fields.stream:
+            await self._stream.done()
+        else:
+            response = JSONResponse(whole, headers={REQUEST_ID: request_id})
+            await response(self._request.scope, self._request.receive, self._send)
+
+    async def _send_pieces(self, answer: Answer, events: Any, request_id: str) -> None:
+        """The status waits for what the coordinator says of the request, not for its first token."""
+        first = await anext(events)
+        await self._stream.begin({REQUEST_ID: request_id})
+        is_first = True
+        async with aclosing(answer.pieces(_with(first, events))) as pieces:
+            async for piece in pieces:
+                await self._stream.data(piece)
+                if is_first:
+                    is_first = False
+                    self._count.first_piece()
+
+    def _failure(self, error: OutriderError) -> Failure:
+        field = "response_format"
+        if self._fields is not None:
+            with suppress(OutriderError):
+                field = self._fields.structured()[0]
+        return failure_of(error, structured_field=field)
+
+    async def _fail(self, failure: Failure) -> int:
+        if self._stream.has_begun:
+            await self._stream.fail(failure.body)
+        else:
+            response = JSONResponse(failure.body, failure.status, failure.headers)
+            await response(self._request.scope, self._request.receive, self._send)
+        return failure.status
+
+
+async def _with(first: Any, rest: Any) -> Any:
+    yield first
+    async for event in rest:
+        yield event
