@@ -1,0 +1,97 @@
+"""Prompts, texts and tokens are in no log, at the level that tells most, and in no metric."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import Client, OutriderError
+from outrider.cli.stack import local_stack
+from outrider.serving.tokens import line_for, new_token
+
+pytestmark = pytest.mark.slow
+
+MARKER = "MARKER-4711"
+"""Of characters that a toy has ids for."""
+TOY = "toy:vocab=94,seed=1"
+REQUEST: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True, "num_speculative_tokens": 3, "temperature": 0}
+WITH_MARKER: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_speculative_tokens": 0, "logprobs": True},
+    {"stop": [MARKER]},
+    {"bad_words": [MARKER]},
+    {"regex": f"{MARKER}.*"},
+    {"regex": f"{MARKER}("},
+    {"grammar": f'start: "{MARKER}" unknown_rule'},
+    {"json_schema": f'{{"type": "{MARKER}"}}'},
+    {"max_tokens": 10**6},
+    {"n": 2, "seed": 3, "temperature": 1.0},
+    {"timeout_s": 0.001},
+)
+"""Good and bad ones."""
+
+
+async def scraped(port: int) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return text
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_prompts_texts_and_tokens_are_in_no_log_and_no_metric(
+    log_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, told, texts = new_token(), list[str](), list[str]()
+    (tmp_path / "tokens").write_text(line_for(token, "team-a"))
+    (tmp_path / "token").write_text(token)
+    monkeypatch.setenv("OUTRIDER_TOKEN_FILE", str(tmp_path / "token"))
+    ports = free_ports(3)
+    async with local_stack(
+        TOY, f"{TOY},agreement=0.8", shared={"log_level": "debug", "log_format": log_format},
+        coordinator={"tokens_file": str(tmp_path / "tokens"), "metrics_port": ports[0]},
+        target_worker={"metrics_port": ports[1]}, draft_worker={"metrics_port": ports[2]},
+        on_line=lambda role, line: told.append(line),
+    ) as stack:  # fmt: skip
+        async with Client(stack.address, token=token, resume=None) as client:
+            num_refused = 0
+            for more in WITH_MARKER:
+                try:
+                    answer: list[Any] = [e async for e in client.generate(f"{MARKER}!!", **{**REQUEST, **more})]
+                    texts.append("".join(getattr(event, "text", "") for event in answer))
+                except OutriderError:
+                    num_refused += 1
+            assert await client.tokenize(MARKER)
+            assert await client.detokenize(await client.tokenize(MARKER)) == MARKER
+        async with Client(stack.address, token=MARKER, resume=None) as client:
+            with pytest.raises(OutriderError):
+                await client.server_info()
+        for port in ports:
+            told.append(await scraped(port))
+    assert num_refused >= 4, "inconclusive: too few went wrong"
+    long = [text for text in texts if len(text) >= 40]
+    assert long, "inconclusive: no text was written"
+    everything = "\n".join(told)
+    assert any("outrider_generation_tokens_total" in line for line in told)
+    assert len(told) > 10, f"inconclusive: {everything}"
+    for secret in (MARKER, token, token.removeprefix("outrider_")):
+        assert secret not in everything, [line for line in told if secret in line]
+    for text in long:
+        assert not any(text[start : start + 12] in everything for start in range(len(text) - 12))
+    assert not [name for name in os.listdir(tmp_path) if name not in ("tokens", "token")]
