@@ -111,6 +111,16 @@ class GatewaySettings(ListenerSettings):
     )
     max_concurrent_requests: int = Field(4096, ge=1, description="Requests at once; more are refused.")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Longest body of a request.")
+    tls_cert: str = Field(
+        "", description="PEM file of the gateway's certificates: for HTTPS, and shown to coordinators that ask for one."
+    )
+    tls_key: str = Field("", description="PEM file of the certificate's key.")
+    tls_ca: str = Field(
+        "",
+        description="PEM file of authorities that coordinators must be certified by; empty: they are called in "
+        "plaintext.",
+    )
+    insecure: bool = Field(False, description="Listen beyond loopback in plaintext: TLS ends before the gateway.")
 
 
 class CoordinatorSettings(ServerSettings):

@@ -27,7 +27,6 @@ _KINDS: dict[str, tuple[int, str]] = {
 }
 """By gRPC status; any other is 500."""
 _CODES = {
-    "UNAUTHENTICATED": "invalid_api_key",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "CONTEXT_EXCEEDED": "context_length_exceeded",
     "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
@@ -52,7 +51,9 @@ def failure_of(error: OutriderError, *, structured_field: str = "response_format
     status, kind = _KINDS.get(error.status, (500, SERVER))
     status = getattr(error, "http_status", status)
     code = _CODES.get(error.reason, error.reason.lower())
-    if error.status == "NOT_FOUND" and error.field == "model":
+    if error.status == "UNAUTHENTICATED":
+        code = "invalid_api_key"
+    elif error.status == "NOT_FOUND" and error.field == "model":
         code = "model_not_found"
     message = _SECTION.sub("", error.message)
     if error.field is not None and _is_form(error.field):

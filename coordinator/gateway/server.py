@@ -20,8 +20,10 @@ from coordinator.gateway.app import build_app
 from coordinator.gateway.service import Gateway
 from outrider.client import Client
 from outrider.errors import InvalidArgument, Unavailable
+from outrider.serving.access import refuse_to_be_open
 from outrider.serving.metrics import metrics_endpoint
 from outrider.serving.server import configure_logging, stop_on_signals
+from outrider.serving.tls import TLS
 from outrider.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -40,17 +42,22 @@ async def serve(
     """Serves until `stop` is set or SIGTERM or SIGINT comes, then drains and returns: `/health` says so for
     `drain_delay_s`, then nothing more is accepted, and what runs has `drain_grace_s` to end.
 
-    Coordinators need not be there yet: `/health` tells. Raises Unavailable naming the address when it is taken.
+    Coordinators need not be there yet: `/health` tells. Raises Unavailable naming the address when it is taken,
+    InvalidArgument for files of TLS that are no good, or where anyone could read what passes.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     stop = stop or asyncio.Event()
     if not settings.coordinators:
         raise InvalidArgument("coordinators is empty: give host:port of at least one", field="coordinators")
+    refuse_to_be_open(settings, is_guarded=bool(settings.tls_cert), remedy="Set tls_cert and tls_key")
+    tls = TLS(settings.tls_ca, settings.tls_cert, settings.tls_key) if settings.tls_ca else None
     with stop_on_signals(stop), _listening(settings) as listener:
-        async with Client(settings.coordinators) as client:
+        async with Client(settings.coordinators, tls=tls) as client:
             gateway = Gateway.over(client, settings)
             config = uvicorn.Config(
                 build_app(gateway),
+                ssl_certfile=settings.tls_cert or None,
+                ssl_keyfile=settings.tls_key or None,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -58,6 +65,7 @@ async def serve(
                 proxy_headers=False,
                 timeout_graceful_shutdown=math.ceil(settings.drain_grace_s + LAST_WORDS_S),
             )
+            _load(config)
             server = _Server(config)
             async with metrics_endpoint(settings, gateway.registry):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -87,6 +95,16 @@ async def _until(serving: asyncio.Task[None], is_so: Callable[[], bool]) -> None
             serving.result()
             raise Unavailable("the HTTP server ended before it served")
         await asyncio.sleep(0.005)
+
+
+def _load(config: uvicorn.Config) -> None:
+    """With the certificates. Raises InvalidArgument."""
+    if config.ssl_keyfile and not config.ssl_certfile:
+        raise InvalidArgument("tls_key is of no use without tls_cert: give both", field="tls_cert")
+    try:
+        config.load()
+    except OSError as error:
+        raise InvalidArgument(f"tls_cert or tls_key is no good: {error}", field="tls_cert") from None
 
 
 @contextlib.contextmanager

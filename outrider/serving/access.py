@@ -18,7 +18,7 @@ from outrider.errors import InvalidArgument, OutriderError, PermissionDenied
 from outrider.serving.metrics import PREFIX
 from outrider.serving.tls import certificate_names
 from outrider.serving.tokens import FleetTokens, bearer_token
-from outrider.settings import ServerSettings
+from outrider.settings import GatewaySettings, ServerSettings
 
 CALLER: contextvars.ContextVar[str] = contextvars.ContextVar("outrider_caller", default="")
 """Tenant of the call at hand, where a token told it."""
@@ -115,7 +115,7 @@ class Access:
             self._peers.move_to_end(peer)
 
 
-def refuse_to_be_open(settings: ServerSettings, *, is_guarded: bool, remedy: str) -> None:
+def refuse_to_be_open(settings: ServerSettings | GatewaySettings, *, is_guarded: bool, remedy: str) -> None:
     """Raises InvalidArgument for a server that would listen beyond loopback and serve anyone. is_guarded: whether it
     asks callers who they are, or is reached by TLS; remedy: how to make it."""
     if is_guarded or settings.insecure or is_loopback(settings.host):

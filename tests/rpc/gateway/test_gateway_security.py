@@ -1,0 +1,89 @@
+"""Tokens and TLS through the gateway: the coordinator judges, the gateway says it as OpenAI does."""
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from certificates import Authority
+from gateway_stack import TARGET, front, gateway_before
+from stack import start
+
+from coordinator import server as coordinator_server
+from outrider.errors import InvalidArgument
+from outrider.serving.tokens import line_for, new_token
+from outrider.settings import CoordinatorSettings
+
+ASKED: dict[str, Any] = {"model": TARGET, "prompt": "abc", "max_tokens": 4, "seed": 1}
+
+
+async def test_without_a_valid_key_nothing_is_served(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    key = new_token()
+    tokens.write_text(f"{line_for(key, 'red')}\n")
+    async with front(draft=None, coordinator={"tokens_file": str(tokens)}) as served:
+        good = served.openai.with_options(api_key=key)
+        answer = await good.completions.create(**ASKED)
+        assert answer.choices[0].text
+        assert [model.id async for model in await good.models.list()] == [TARGET]
+        for call in (served.openai.completions.create(**ASKED), served.openai.models.retrieve(TARGET)):
+            with pytest.raises(openai.AuthenticationError) as refused:
+                await call
+            assert (refused.value.status_code, refused.value.code) == (401, "invalid_api_key")
+            assert refused.value.response.headers["www-authenticate"] == "Bearer"
+        with pytest.raises(openai.AuthenticationError):
+            await served.openai.completions.create(**ASKED, stream=True)
+        assert (await served.http.post("/v1/completions", json=ASKED)).status_code == 401
+        assert (await served.http.get("/health")).status_code == 200
+
+
+async def test_https_before_coordinators_that_speak_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server, own = authority.certify("coordinator"), authority.certify("gateway")
+    behind = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.ca}
+    before = {"tls_cert": own.cert, "tls_key": own.key, "tls_ca": authority.ca}
+    async with front(draft=None) as plain:
+        expected = (await plain.openai.completions.create(**ASKED)).choices[0].text
+        target = plain.stack.target[0].address
+        common = {"port": 0, "log_level": "warning", "target_workers": (target,), "drain_grace_s": 0.0}
+        secured = await start(coordinator_server.serve, CoordinatorSettings(**common, **behind))
+        try:
+            async with gateway_before(f"localhost:{secured.port}", **before) as gateway:
+                trust = ssl.create_default_context(cafile=authority.ca)
+                url = f"https://{gateway.address}/v1"
+                async with (
+                    httpx.AsyncClient(verify=trust) as http,
+                    openai.AsyncOpenAI(base_url=url, api_key="any", http_client=http, max_retries=0) as client,
+                ):
+                    pieces = await client.completions.create(**ASKED, stream=True)
+                    assert "".join([piece.choices[0].text async for piece in pieces]) == expected
+                async with httpx.AsyncClient(verify=trust) as http:
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        await http.post(f"http://{gateway.address}/v1/completions", content=json.dumps(ASKED))
+        finally:
+            await secured.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"host": "0.0.0.0"}, "host"),
+        ({"tls_key": "key.pem"}, "tls_cert"),
+        ({"tls_cert": "nothing.pem", "tls_key": "nothing.key"}, "tls_cert"),
+        ({"coordinators": ()}, "coordinators"),
+        ({"coordinators": ("no address",)}, "address"),
+    ],
+)
+async def test_settings_that_would_leave_it_open_or_useless_are_refused(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        async with gateway_before("127.0.0.1:50050", **settings):
+            pytest.fail("it serves")
+    assert refused.value.field == field
+
+
+async def test_a_network_may_be_said_to_keep_others_out() -> None:
+    async with gateway_before("127.0.0.1:1", host="0.0.0.0", insecure=True) as gateway, httpx.AsyncClient() as http:
+        assert (await http.get(f"http://127.0.0.1:{gateway.port}/live")).status_code == 200
