@@ -17,7 +17,7 @@ from typing import Any
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--no-default-browser-check",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    "--remote-debugging-pipe",
+    "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
 _LAUNCH = """
 import os, sys
@@ -74,7 +74,8 @@ class Browser:
 
     async def run(self, expression: str) -> Any:
         """Value of a JavaScript expression, awaited where it is a promise."""
-        told = await self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        options = {"awaitPromise": True, "returnByValue": True, "allowUnsafeEvalBlockedByCSP": False}
+        told = await self.send("Runtime.evaluate", expression=expression, **options)
         if "exceptionDetails" in told:
             details = told["exceptionDetails"]
             raise BrowserError(details.get("exception", {}).get("description", details["text"]))

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from browser import Browser, BrowserError, chromium
-from conftest import require_tool
+from conftest import require_tool, scaled
 from gateway_stack import Front, chatty, front
 
 pytestmark = [pytest.mark.outside, pytest.mark.asyncio(loop_scope="module")]
 
-TARGET, DRAFT = "toy:vocab=128,seed=1,pass_ms=4", "toy:vocab=128,seed=1,agreement=0.8"
+TARGET, DRAFT = "toy:vocab=128,seed=1,pass_ms=1", "toy:vocab=128,seed=1,agreement=0.8"
 WIDE, NARROW = (1280, 900), (390, 844)
-DEFAULTS = {"temperature": "0", "top_p": "", "max_tokens": "60", "seed": "7", "num_speculative_tokens": "4",
+DEFAULTS = {"temperature": "0", "top_p": "", "max_tokens": "40", "seed": "7", "num_speculative_tokens": "4",
             "drafter": "model", "acceptance": "", "token": ""}  # fmt: skip
 CONTRAST = """(selector) => {
   const light = (colour) => {
@@ -109,19 +109,20 @@ async def panes(page: Browser) -> list[dict[str, Any]]:
 
 
 async def test_tokens_are_coloured_and_counted_and_plain_is_equal(served: Front, page: Browser) -> None:
-    await choose(page, compare=True, max_tokens="500")
+    num_tokens = scaled(500, 150)
+    await choose(page, compare=True, max_tokens=str(num_tokens))
     await page.run(WATCH_FRAMES)
     await run(page)
     speculative, plain = await panes(page)
     assert speculative["state"] == plain["state"] == "done"
-    assert speculative["tokens"] == plain["tokens"] == sum(speculative["legend"].values()) == 500
-    assert plain["legend"] == {"plain": 500}
+    assert speculative["tokens"] == plain["tokens"] == sum(speculative["legend"].values()) == num_tokens
+    assert plain["legend"] == {"plain": num_tokens}
     # A toy's tokens are a character each.
     for origin, count in speculative["legend"].items():
         assert speculative["spans"].count(origin) == count
     assert all(speculative["legend"][origin] for origin in ("accepted", "correction", "bonus", "plain"))
     assert speculative["text"] == plain["text"]
-    asked = {"messages": [{"role": "user", "content": "!!"}], "temperature": 0, "max_tokens": 500}
+    asked = {"messages": [{"role": "user", "content": "!!"}], "temperature": 0, "max_tokens": num_tokens}
     answer = await served.http.post("/v1/chat/completions", json={**asked, "num_speculative_tokens": 0})
     assert answer.json()["choices"][0]["message"]["content"] == speculative["text"]
     assert speculative["titles"][-1].startswith(("accepted draft, round ", "correction, ", "bonus, ", "plain, "))
@@ -129,15 +130,15 @@ async def test_tokens_are_coloured_and_counted_and_plain_is_equal(served: Front,
     assert len(accepted) == 4
     assert sum(accepted) == speculative["legend"]["accepted"]
     assert accepted == sorted(accepted, reverse=True)
-    assert speculative["rounds"] == 64
+    assert 10 < speculative["rounds"] <= 64
     assert await page.run("document.getElementById('verdict').dataset.kind") == "equal"
     verdict = await text_of(page, "#verdict")
-    assert "The texts are equal: 500 tokens" in verdict
+    assert f"The texts are equal: {num_tokens} tokens" in verdict
     assert " finished first: " in verdict
     await keep(page, "compared-1280-light")
     frame_ms = await page.run("window.longestFrameMs")
-    print(f"\n500 tokens beside 500 plain ones: first token {speculative['firstMs']} ms after the click, plain "
-          f"{plain['firstMs']} ms, longest time between two frames {frame_ms:.0f} ms; {verdict}")  # fmt: skip
+    print(f"\n{num_tokens} tokens beside as many plain ones: first token {speculative['firstMs']} ms after the click,")
+    print(f"plain {plain['firstMs']} ms, longest time between two frames {frame_ms:.0f} ms; {verdict}")
 
 
 async def test_one_seed_gives_one_text_under_coupled_only(page: Browser) -> None:
@@ -195,8 +196,10 @@ async def test_errors_are_told_as_the_server_says_them(served: Front, page: Brow
 async def test_nothing_else_can_run_in_the_page_or_be_reached_from_it(served: Front, page: Browser) -> None:
     with pytest.raises(BrowserError, match="TrustedHTML"):
         await page.run("document.body.innerHTML = '<b>x</b>'")
-    with pytest.raises(BrowserError, match=r"Trusted|Content Security Policy"):
+    with pytest.raises(BrowserError, match="EvalError"):
         await page.run("eval('1')")
+    add = "(() => { const script = document.createElement('script'); script.append('window.injected = 1');"
+    assert await page.run(f"{add} document.head.append(script); return window.injected === undefined; }})()")
     with pytest.raises(BrowserError, match="Failed to fetch"):
         await page.run("fetch('http://127.0.0.1:9/').then(() => 1)")
     assert "content-security-policy" in (await served.http.get("/playground/app.js")).headers
