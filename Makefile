@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-ray test check lint format proto docs wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload soak clean
+.PHONY: help setup demo demo-gateway demo-ray test check lint format proto docs wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload soak clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -29,6 +29,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: setup  ## three local processes, one streamed chat, plain beside speculative
 	$(BIN)/outrider demo
+
+demo-gateway: setup  ## the services behind OpenAI's API and the playground on loopback; prints curl, page and token
+	$(BIN)/python -m outrider.cli.demo_gateway
 
 demo-ray: setup  ## the same services placed by a local Ray, one of them killed on the way
 	RAY_AUTH_MODE=disabled $(BIN)/python -m deploy.ray.demo

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.bundles import prepare
+from outrider.cli.connect import token_of
 from outrider.cli.console import err, out, reporting_errors
 from outrider.cli.flags import (
     VARIABLES_RULE,
@@ -38,7 +39,13 @@ from outrider.cli.stack import (
     local_stack,
 )
 from outrider.errors import OutriderError
-from outrider.settings import CoordinatorSettings, DraftWorkerSettings, GatewaySettings, TargetWorkerSettings
+from outrider.settings import (
+    ClientSettings,
+    CoordinatorSettings,
+    DraftWorkerSettings,
+    GatewaySettings,
+    TargetWorkerSettings,
+)
 
 _COORDINATOR_FLAGS = ("port", "num_speculative_tokens", "max_speculative_tokens", "acceptance", "default_max_tokens")
 _WORKER_FLAGS = (
@@ -217,9 +224,20 @@ def _announce(stack: Stack, target: str, draft: str | None, heads: tuple[str, ..
     calls.append(f"grpcurl -plaintext -d {body} {stack.address} outrider.v1.GenerationService/Generate")
     calls.append(f'python: async with outrider.Client("{stack.address}") as client: ...')
     if GATEWAY in stack.processes:
-        asked = shlex.quote(json.dumps({"prompt": text, "max_tokens": 40}))
-        url = f"http://{stack.processes[GATEWAY].address}/v1"
-        calls.append(f"curl {url}/completions -H 'content-type: application/json' -d {asked}")
-        calls.append(f'python: openai.OpenAI(base_url="{url}", api_key="any")')
+        calls += _gateway_calls(stack.processes[GATEWAY].address, text)
     out.print("\nCall it:\n" + "\n".join(f"  {call}" for call in calls), markup=False)
     out.print("\nCtrl-C stops all of it.")
+
+
+def _gateway_calls(address: str, text: str) -> list[str]:
+    """With the token that our own commands show, if any."""
+    token = token_of(ClientSettings())
+    shown = token() if callable(token) else token
+    who = f" -H {shlex.quote(f'authorization: Bearer {shown}')}" if shown else ""
+    asked = shlex.quote(json.dumps({"prompt": text, "max_tokens": 40, "stream": True}))
+    calls = [
+        f"curl -N http://{address}/v1/completions{who} -H 'content-type: application/json' -d {asked}",
+        f'python: openai.OpenAI(base_url="http://{address}/v1", api_key="{shown or "any"}")',
+        f"browser: http://{address}/playground/",
+    ]
+    return [*calls, f"token: {shown}"] if shown else calls
