@@ -110,7 +110,7 @@ class Generation:
     async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float, keep_step: KeepStep) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
-        meter, trace = self._metrics.watch(stream, arrived), StreamTrace(stream, arrived)
+        meter, trace = self._metrics.watch(stream, arrived), StreamTrace(stream)
         stream.keeps_steps |= self.traces.is_on or bool(meter.keeps or trace.keeps)
         standby = Standby(stream, self._pool) if self._settings.warm_standby else None
         target = TargetSide(stream, self._pool, self._settings.target_wait_s, standby)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from coordinator.request import ResolvedRequest
-from coordinator.stream_trace import DELIVER, epoch_ns
+from coordinator.stream_trace import DELIVER
 from outrider.results import Complete
 from outrider.serving.json_logs import FIELDS
 from outrider.serving.request_context import CURRENT, RequestContext
@@ -83,7 +83,7 @@ class Journal:
     def request(self, request_id: str, arrived: float) -> Iterator[Entry]:
         """The block is one request, in the task of its call. arrived: in `time.perf_counter`."""
         received = CURRENT.get().trace
-        recording = self._tracing.begin(GENERATE, received, start_ns=epoch_ns(arrived))
+        recording = self._tracing.begin(GENERATE, received, start_ns=_epoch_ns(arrived))
         trace = received if recording is None else recording.context
         CURRENT.set(RequestContext(request_id, trace, recording))
         entry, status = Entry(request_id), OK
@@ -106,6 +106,11 @@ class Journal:
             )
             if recording is not None:
                 if entry.ended_at:
-                    recording.add(Part(DELIVER, epoch_ns(entry.ended_at), time.time_ns()))
+                    recording.add(Part(DELIVER, _epoch_ns(entry.ended_at), time.time_ns()))
                 attributes = {f"outrider.{name}": value for name, value in fields.items()}
                 recording.end({"outrider.request_id": request_id, **attributes}, "" if status == OK else status)
+
+
+def _epoch_ns(moment: float) -> int:
+    """Of a moment in `time.perf_counter`."""
+    return time.time_ns() - round(1e9 * (time.perf_counter() - moment))

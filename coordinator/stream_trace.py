@@ -18,8 +18,7 @@ class StreamTrace:
     """Of the request at hand, if it is recorded; sessions that are opened in its task hang on it. Made once the stream
     has its place."""
 
-    def __init__(self, stream: Stream, arrived: float) -> None:
-        """arrived: the request, in `time.perf_counter`."""
+    def __init__(self, stream: Stream) -> None:
         current = CURRENT.get()
         self._stream = stream
         self._recording = None
@@ -27,7 +26,7 @@ class StreamTrace:
         """What is to be told of each round: nothing, where nobody records it."""
         if current.recording is None:
             return
-        self._arrived_ns = epoch_ns(arrived)
+        self._arrived_ns = current.recording.start_ns
         self._recording = recording = current.recording.child("stream", self._arrived_ns)
         CURRENT.set(RequestContext(current.request_id, recording.context, recording))
         self._clock = RoundClock(stream.statistics.queue_ms)
@@ -73,8 +72,3 @@ class StreamTrace:
 
     def _at_ns(self, ms: float) -> int:
         return self._arrived_ns + round(1e6 * ms)
-
-
-def epoch_ns(moment: float) -> int:
-    """Of a moment in `time.perf_counter`."""
-    return time.time_ns() - round(1e9 * (time.perf_counter() - moment))

@@ -47,7 +47,8 @@ class Part(NamedTuple):
 class Recording:
     """A span that has begun, and what happened within it."""
 
-    def __init__(self, tracing: OtlpTracing, span: Any) -> None:
+    def __init__(self, tracing: OtlpTracing, span: Any, start_ns: int) -> None:
+        self.start_ns = start_ns
         self._tracing = tracing
         self._span = span
         self._parts: list[Part] = []
@@ -57,7 +58,7 @@ class Recording:
 
     def child(self, name: str, start_ns: int) -> Recording:
         """A span within this one, that others can hang on."""
-        return Recording(self._tracing, self._tracing.start_span(name, self.context, "internal", start_ns))
+        return Recording(self._tracing, self._tracing.start_span(name, self.context, "internal", start_ns), start_ns)
 
     def add(self, part: Part) -> None:
         """Something that is over."""
@@ -130,9 +131,10 @@ class OtlpTracing(Tracing):
     ) -> Recording | None:
         if not (random.random() < self._sample_ratio if parent is None else parent.is_sampled):
             return None
-        return Recording(self, self.start_span(name, parent, kind, start_ns))
+        start_ns = time.time_ns() if start_ns is None else start_ns
+        return Recording(self, self.start_span(name, parent, kind, start_ns), start_ns)
 
-    def start_span(self, name: str, parent: TraceContext | None, kind: str, start_ns: int | None) -> Any:
+    def start_span(self, name: str, parent: TraceContext | None, kind: str, start_ns: int) -> Any:
         trace = self._trace
         context = trace.set_span_in_context(trace.INVALID_SPAN)
         if parent is not None:

@@ -19,6 +19,7 @@ from coordinator.drafting import DraftSide
 from coordinator.features import FeatureFeed
 from coordinator.fleet.standing import CIRCUIT_OPEN, QUARANTINED
 from coordinator.metric_families import FALLBACKS
+from coordinator.round_parts import PARTS
 from outrider import Chunk, Client, Complete
 from outrider.errors import NotFound, ResourceExhausted, Unavailable
 from outrider.settings import CoordinatorSettings
@@ -129,6 +130,14 @@ async def test_counts_are_those_of_the_texts() -> None:
     uses = [use for one in told for use in one.drafter_uses]
     assert total(samples, "spec_decode_num_rounds_total") == sum(use.num_rounds for use in uses)
 
+    # what was drafted ahead, and where the time went: no part of it twice
+    for name in ("num_branches", "num_branch_hits", "num_branch_misses", "num_wasted_draft_tokens"):
+        assert total(samples, f"spec_decode_{name}_total") == sum(getattr(one, name) for one in told)
+    assert total(samples, "spec_decode_num_branch_hits_total") <= num_drafts
+    assert set(by_label(samples, "round_seconds_total", "part")) == set(PARTS)
+    assert 0 < total(samples, "round_seconds_total") <= total(samples, "e2e_request_latency_seconds_sum") + 1e-6
+
+    assert 0 <= by_origin["accepted"] <= total(samples, "spec_decode_num_draft_tokens_total")
     assert total(samples, "request_success_total") == len(ends)
     for name in ("time_to_first_token", "request_queue_time", "e2e_request_latency"):
         assert total(samples, f"{name}_seconds_count") == len(ends)
