@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -10,6 +11,7 @@ from functools import partial
 from coordinator.admission import Admission
 from coordinator.drafting import DraftSide
 from coordinator.draining import HandedOver, HandOver
+from coordinator.live_streams import LiveStream, LiveStreams
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.outbox import Outbox
 from coordinator.pool import SessionPool
@@ -40,6 +42,7 @@ class Generation:
         self._settings = settings
         self.traces = Traces(settings.trace_steps)
         self.records = Records(settings.record_streams, settings.record_bytes)
+        self.live = LiveStreams()
         self.hand_over = HandOver()
 
     async def events(
@@ -66,6 +69,8 @@ class Generation:
             time_left_s=limit_s,
         )
         tasks: list[asyncio.Task[None]] = []
+        watching = contextlib.ExitStack()
+        live = watching.enter_context(self.live.watching(streams, arrived))
         try:
             yield Started(
                 request_id=request.request_id,
@@ -88,7 +93,10 @@ class Generation:
             )
             async with asyncio.timeout_at(deadline):
                 await self.hand_over.unless_begun(ticket.admitted)
-            tasks = [asyncio.create_task(self._run(stream, outbox, arrived, deadline, keep_step)) for stream in streams]
+            tasks = [
+                asyncio.create_task(self._run(one, outbox, arrived, deadline, for_each(keep_step, one.keep)))
+                for one in live
+            ]
             for stream in streams:
                 outbox.join(stream.choice)
             with self.hand_over.covering(outbox):
@@ -100,6 +108,7 @@ class Generation:
         except TimeoutError:
             raise DeadlineExceeded(f"the request waited {limit_s:g} s for a place to run") from None
         finally:
+            watching.close()
             for task in tasks:
                 task.cancel()
             try:
@@ -107,8 +116,11 @@ class Generation:
             finally:
                 self._admission.leave(ticket)
 
-    async def _run(self, stream: Stream, outbox: Outbox, arrived: float, deadline: float, keep_step: KeepStep) -> None:
+    async def _run(
+        self, live: LiveStream, outbox: Outbox, arrived: float, deadline: float, keep_step: KeepStep
+    ) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
+        stream, live.has_place = live.stream, True
         stream.statistics.queue_ms = 1000 * (time.perf_counter() - arrived)
         meter, trace = self._metrics.watch(stream, arrived), StreamTrace(stream)
         stream.keeps_steps |= self.traces.is_on or bool(meter.keeps or trace.keeps)

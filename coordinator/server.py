@@ -25,13 +25,14 @@ from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
+from coordinator.structured_output import FIELD as STRUCTURED_OUTPUT
 from coordinator.tenants import Tenants
 from outrider.errors import Internal, InvalidArgument, PermissionDenied
 from outrider.sampling.params import AcceptanceRule
 from outrider.serving.access import CALLER, Access, FleetGuard, refuse_to_be_open
 from outrider.serving.channel import is_host_and_port
 from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
-from outrider.serving.events import event_to_pb, step_to_pb
+from outrider.serving.events import event_to_pb, speculation_to_pb, step_to_pb, stream_status_to_pb
 from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
 from outrider.serving.records import kept_to_pb
@@ -47,8 +48,9 @@ log = logging.getLogger(__name__)
 
 GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"]
 FLEET = worker_pb2.DESCRIPTOR.services_by_name["FleetService"]
+DEFAULT_MAX_STREAMS = 256
 LONG_REQUEST_BYTES = 16_384
-"""From here on a request is checked and tokenized off the event loop."""
+"""From here on a request is checked and tokenized off the event loop; so is one with a form, however short."""
 
 
 class GenerationServicer:
@@ -141,6 +143,7 @@ class GenerationServicer:
             num_requests_waiting=self._admission.num_waiting,
             uptime_s=time.monotonic() - self._started,
             draining=self._server.draining,
+            unix_time_s=time.time(),
         )
 
     async def GetTrace(self, request: pb.GetTraceRequest, context: Any) -> pb.GetTraceResponse:
@@ -150,6 +153,22 @@ class GenerationServicer:
                 pb.StreamTrace(index=one.index, steps=map(step_to_pb, one.steps), num_left_out=one.num_left_out)
                 for one in streams
             ]
+        )
+
+    async def ListStreams(self, request: pb.ListStreamsRequest, context: Any) -> pb.ListStreamsResponse:
+        tenant = CALLER.get()
+        is_operator = tenant in self._settings.operator_tenants
+        live, num_hidden = self._generation.live.of(None if is_operator else tenant)
+        shown = live[: request.max_streams or DEFAULT_MAX_STREAMS]
+        return pb.ListStreamsResponse(
+            streams=[stream_status_to_pb(one.status()) for one in shown],
+            num_left_out=len(live) - len(shown),
+            num_hidden=num_hidden,
+            models=[
+                pb.ModelTotals(model=name, speculation=speculation_to_pb(counts))
+                for name, counts in self._generation.live.totals().items()
+            ],
+            uptime_s=time.monotonic() - self._started,
         )
 
     async def GetRecord(self, request: record_pb2.GetRecordRequest, context: Any) -> record_pb2.GetRecordResponse:
@@ -188,7 +207,7 @@ class GenerationServicer:
         self, request: pb.GenerateRequest, model: ServedModel, request_id: str, tenant: str
     ) -> ResolvedRequest:
         settings = self._tenants.settings_for(tenant, self._settings)
-        if request.ByteSize() > LONG_REQUEST_BYTES:
+        if request.ByteSize() > LONG_REQUEST_BYTES or request.HasField(STRUCTURED_OUTPUT):
             return await asyncio.to_thread(resolve, request, model, settings, request_id=request_id, tenant=tenant)
         return resolve(request, model, settings, request_id=request_id, tenant=tenant)
 
@@ -212,6 +231,8 @@ class GenerationServicer:
             status.drafters.extend(name for drafter in description.target_drafters for name in drafter.names)
             status.numerics_fingerprint = description.model.numerics_fingerprint
             status.weight_bytes = description.model.weight_bytes
+            if description.clock_offset_ms is not None:
+                status.clock_offset_ms = description.clock_offset_ms
             status.dtype = description.model.dtype
             status.numerics.CopyFrom(numerics_to_pb(description.model.numerics))
             status.cache_counters.CopyFrom(cache_counters_to_pb(description.cache_counters))

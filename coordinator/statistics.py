@@ -135,6 +135,16 @@ class StreamStatistics:
         if self.observer is not None:
             self.observer.poisoned()
 
+    @property
+    def has_rounds(self) -> bool:
+        return bool(self._gamma)
+
+    def add(self, other: StreamStatistics) -> None:
+        """Counts of another stream: tokens by origin, rounds by drafts and by accepted ones."""
+        self._origins.update(other._origins)
+        self._accepted.update(other._accepted)
+        self._gamma.update(other._gamma)
+
     def speculation(self) -> Speculation:
         num_steps = sum(self._accepted.values())
         num_drafts = sum(gamma * count for gamma, count in self._gamma.items())

@@ -28,11 +28,11 @@ from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, Outride
 from outrider.results import Chunk, Complete, Completion, Event, Started
 from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
-from outrider.server_info import ModelInfo, ServerInfo
+from outrider.server_info import Activity, ModelInfo, ServerInfo
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.client_span import client_span
 from outrider.serving.endpoints import Connection, Endpoints
-from outrider.serving.read_results import name_of, read, read_step
+from outrider.serving.read_results import name_of, read, read_speculation, read_step, read_stream_status
 from outrider.serving.records import record_from_pb
 from outrider.serving.resuming import ResumingCall
 from outrider.serving.status import from_rpc_error, is_from_transport
@@ -205,6 +205,20 @@ class Client:
         return tuple(
             results.StreamTrace(stream.index, tuple(map(read_step, stream.steps)), stream.num_left_out)
             for stream in reply.streams
+        )
+
+    async def activity(self, *, max_streams: int = 0) -> Activity:
+        """What the coordinator does: streams of the caller's tenant that wait or run, `max_streams` at most (0: as many
+        as it tells unasked), and the counts of all since its start. Raises Unimplemented where it is older than this
+        call."""
+        request = generation_pb2.ListStreamsRequest()
+        assign(request, "max_streams", max_streams, path="max_streams")
+        reply = await self._call("ListStreams", request)
+        return read(
+            Activity,
+            reply,
+            streams=tuple(map(read_stream_status, reply.streams)),
+            models={totals.model: read_speculation(totals.speculation) for totals in reply.models},
         )
 
     async def records(self, request_id: str) -> tuple[StreamRecord, ...]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.sampling.params import AcceptanceRule
+from outrider.results import Speculation, Step, Timings
+from outrider.sampling.params import AcceptanceRule, Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,8 @@ class Worker:
     numerics: Numerics
     cache_counters: CacheCounters
     draft_rounds: DraftRounds
+    clock_offset_ms: float | None = None
+    """How far its clock is ahead of the coordinator's; None: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +198,48 @@ class ServerInfo:
     draining: bool
     versions: Mapping[str, str] = field(default_factory=dict)
     model_aliases: Mapping[str, str] = field(default_factory=dict)
+    unix_time_s: float = 0.0
+    """By its own clock; 0: not told."""
+
+
+class StreamState(Named):
+    """How far a stream is: it waits for a place, has one and no token yet, or tokens come."""
+
+    UNSPECIFIED = 0
+    WAITING = 1
+    PREFILL = 2
+    RUNNING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """A choice that waits or runs at the coordinator, and its counts so far. last_step: None while it has no round, or
+    none is recorded."""
+
+    request_id: str
+    index: int
+    model: str
+    tenant: str
+    state: StreamState
+    age_ms: float
+    num_prompt_tokens: int
+    num_tokens: int
+    max_tokens: int
+    timings: Timings
+    speculation: Speculation
+    last_step: Step | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a coordinator does: its streams, those that began first are first, and what all streams of all tenants did
+    since its start, by model.
+
+    num_left_out: streams that would have been told, had more been asked for. num_hidden: those of other tenants.
+    """
+
+    streams: tuple[StreamStatus, ...]
+    num_left_out: int
+    num_hidden: int
+    models: Mapping[str, Speculation]
+    uptime_s: float

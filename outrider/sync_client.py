@@ -121,6 +121,7 @@ class SyncClient:
     server_info = _blocking(Client.server_info)
     trace = _blocking(Client.trace)
     records = _blocking(Client.records)
+    activity = _blocking(Client.activity)
     tokenize = _blocking(Client.tokenize)
     detokenize = _blocking(Client.detokenize)
     token_bytes = _blocking(Client.token_bytes)

@@ -17,6 +17,7 @@ from outrider.results import (
     Timings,
     Usage,
 )
+from outrider.server_info import StreamStatus
 from outrider.serving.session_calls import SealedPromptLogprobs
 from outrider.v1 import common_pb2, generation_pb2
 
@@ -60,7 +61,7 @@ def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
         finish_reason=_FINISH[complete.finish_reason],
         usage=_same_names(generation_pb2.Usage, complete.usage),
         timings=_same_names(generation_pb2.RequestTimings, complete.timings),
-        speculation=_speculation(complete.speculation),
+        speculation=speculation_to_pb(complete.speculation),
     )
     if isinstance(complete.matched_stop, str):
         message.matched_stop_string = complete.matched_stop
@@ -69,7 +70,25 @@ def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
     return message
 
 
-def _speculation(speculation: Speculation) -> generation_pb2.SpeculationStats:
+def stream_status_to_pb(status: StreamStatus) -> generation_pb2.StreamStatus:
+    step = status.last_step
+    return generation_pb2.StreamStatus(
+        request_id=status.request_id,
+        index=status.index,
+        model=status.model,
+        tenant=status.tenant,
+        state=int(status.state),  # type: ignore[arg-type]
+        age_ms=status.age_ms,
+        num_prompt_tokens=status.num_prompt_tokens,
+        num_tokens=status.num_tokens,
+        max_tokens=status.max_tokens,
+        timings=_same_names(generation_pb2.RequestTimings, status.timings),
+        speculation=speculation_to_pb(status.speculation),
+        last_step=step_to_pb(step) if step is not None else None,
+    )
+
+
+def speculation_to_pb(speculation: Speculation) -> generation_pb2.SpeculationStats:
     flat = dataclasses.replace(speculation, drafter_uses=(), drafter_outlooks=())
     message = _same_names(generation_pb2.SpeculationStats, flat)
     message.drafter_uses.extend(_same_names(generation_pb2.DrafterUse, use) for use in speculation.drafter_uses)

@@ -23,6 +23,7 @@ from outrider.results import (
     Usage,
 )
 from outrider.sampling.params import AcceptanceRule, Origin
+from outrider.server_info import StreamState, StreamStatus
 from outrider.v1 import common_pb2, generation_pb2
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ def read(cls: type[T], message: Any, **given: Any) -> T:
     return cls(**values)
 
 
-def _speculation(message: generation_pb2.SpeculationStats) -> Speculation:
+def read_speculation(message: generation_pb2.SpeculationStats) -> Speculation:
     uses = tuple(read(DrafterUse, use) for use in message.drafter_uses)
     outlooks = tuple(read(DrafterOutlook, outlook) for outlook in message.drafter_outlooks)
     return read(Speculation, message, drafter_uses=uses, drafter_outlooks=outlooks)
@@ -52,6 +53,17 @@ def _speculation(message: generation_pb2.SpeculationStats) -> Speculation:
 
 def read_step(message: generation_pb2.StepRecord) -> Step:
     return read(Step, message, cause=known(GammaCause, message.cause, GammaCause.UNSPECIFIED))
+
+
+def read_stream_status(message: generation_pb2.StreamStatus) -> StreamStatus:
+    return read(
+        StreamStatus,
+        message,
+        state=known(StreamState, message.state, StreamState.UNSPECIFIED),
+        timings=read(Timings, message.timings),
+        speculation=read_speculation(message.speculation),
+        last_step=read_step(message.last_step) if message.HasField("last_step") else None,
+    )
 
 
 def known(cls: type[E], number: int, otherwise: E) -> E:
@@ -107,7 +119,7 @@ def read_event(response: generation_pb2.GenerateResponse) -> Event | None:
                 matched_stop=getattr(complete, matched) if matched else None,
                 usage=read(Usage, complete.usage),
                 timings=read(Timings, complete.timings),
-                speculation=_speculation(complete.speculation),
+                speculation=read_speculation(complete.speculation),
                 num_resumes=0,
             )
     return None

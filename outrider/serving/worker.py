@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import platform
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -133,6 +134,7 @@ class WorkerServicer:
         # a thread of its own: fits take milliseconds, and sessions are waiting for this loop
         timings = await asyncio.to_thread(self._worker.engine.timing.timings)
         answer.timings.extend(timing_to_pb(timing) for timing in timings)
+        answer.unix_time_s = time.time()
         if request.without_tokenizer:
             answer.ClearField("tokenizer_json")
             answer.ClearField("chat_template")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,19 +49,22 @@ class WorkerDescription:
     drafter_features: Mapping[str, str] = field(default_factory=dict)
     max_ahead_branches: int = 0
     target_fingerprints: tuple[str, ...] = ()
+    clock_offset_ms: float | None = None
+    """How far its clock is ahead of ours, give or take half a round trip; None: not told."""
 
 
 async def describe(
     channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float, metadata: Metadata = ()
 ) -> WorkerDescription:
     """Raises OutriderError."""
-    request = worker_pb2.DescribeWorkerRequest(without_tokenizer=without_tokenizer)
+    request, asked_s = worker_pb2.DescribeWorkerRequest(without_tokenizer=without_tokenizer), time.time()
     try:
         answer = await worker_pb2_grpc.WorkerServiceStub(channel).DescribeWorker(  # type: ignore[misc]
             request, timeout=timeout_s, metadata=metadata
         )
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from None
+    told_s = time.time()
     return WorkerDescription(
         role=_ROLES.get(answer.role, ""),
         model=description_from_pb(answer),
@@ -74,6 +78,7 @@ async def describe(
         drafter_features=dict(answer.drafter_features),
         max_ahead_branches=answer.max_ahead_branches,
         target_fingerprints=tuple(answer.target_fingerprints),
+        clock_offset_ms=1000 * (answer.unix_time_s - (asked_s + told_s) / 2) if answer.unix_time_s else None,
     )
 
 

@@ -27,6 +27,13 @@ class GammaCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GAMMA_CAUSE_DRAFT_LATE: _ClassVar[GammaCause]
     GAMMA_CAUSE_DRAFT_LOST: _ClassVar[GammaCause]
     GAMMA_CAUSE_PREFILL: _ClassVar[GammaCause]
+
+class StreamState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STREAM_STATE_UNSPECIFIED: _ClassVar[StreamState]
+    STREAM_STATE_WAITING: _ClassVar[StreamState]
+    STREAM_STATE_PREFILL: _ClassVar[StreamState]
+    STREAM_STATE_RUNNING: _ClassVar[StreamState]
 GAMMA_CAUSE_UNSPECIFIED: GammaCause
 GAMMA_CAUSE_FIXED: GammaCause
 GAMMA_CAUSE_OFF: GammaCause
@@ -42,6 +49,10 @@ GAMMA_CAUSE_NO_DRAFTER: GammaCause
 GAMMA_CAUSE_DRAFT_LATE: GammaCause
 GAMMA_CAUSE_DRAFT_LOST: GammaCause
 GAMMA_CAUSE_PREFILL: GammaCause
+STREAM_STATE_UNSPECIFIED: StreamState
+STREAM_STATE_WAITING: StreamState
+STREAM_STATE_PREFILL: StreamState
+STREAM_STATE_RUNNING: StreamState
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "stopping", "output", "structured_output", "priority", "speculation", "resume_token_ids", "prompt_hash", "lora_adapter", "tools_json", "image_urls", "resume_choice", "model_fingerprint")
@@ -494,12 +505,68 @@ class StreamTrace(_message.Message):
     num_left_out: int
     def __init__(self, index: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ..., num_left_out: _Optional[int] = ...) -> None: ...
 
+class ListStreamsRequest(_message.Message):
+    __slots__ = ("max_streams",)
+    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    max_streams: int
+    def __init__(self, max_streams: _Optional[int] = ...) -> None: ...
+
+class ListStreamsResponse(_message.Message):
+    __slots__ = ("streams", "num_left_out", "num_hidden", "models", "uptime_s")
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    streams: _containers.RepeatedCompositeFieldContainer[StreamStatus]
+    num_left_out: int
+    num_hidden: int
+    models: _containers.RepeatedCompositeFieldContainer[ModelTotals]
+    uptime_s: float
+    def __init__(self, streams: _Optional[_Iterable[_Union[StreamStatus, _Mapping]]] = ..., num_left_out: _Optional[int] = ..., num_hidden: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelTotals, _Mapping]]] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+
+class StreamStatus(_message.Message):
+    __slots__ = ("request_id", "index", "model", "tenant", "state", "age_ms", "num_prompt_tokens", "num_tokens", "max_tokens", "timings", "speculation", "last_step")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    index: int
+    model: str
+    tenant: str
+    state: StreamState
+    age_ms: float
+    num_prompt_tokens: int
+    num_tokens: int
+    max_tokens: int
+    timings: RequestTimings
+    speculation: SpeculationStats
+    last_step: StepRecord
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[StreamState, str]] = ..., age_ms: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., timings: _Optional[_Union[RequestTimings, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., last_step: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
+
+class ModelTotals(_message.Message):
+    __slots__ = ("model", "speculation")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    speculation: SpeculationStats
+    def __init__(self, model: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
+
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("versions", "models", "workers", "num_requests_running", "num_requests_waiting", "uptime_s", "draining", "model_aliases")
+    __slots__ = ("versions", "models", "workers", "num_requests_running", "num_requests_waiting", "uptime_s", "draining", "model_aliases", "unix_time_s")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -522,6 +589,7 @@ class GetServerInfoResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     MODEL_ALIASES_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_S_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.ScalarMap[str, str]
     models: _containers.RepeatedScalarFieldContainer[str]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
@@ -530,10 +598,11 @@ class GetServerInfoResponse(_message.Message):
     uptime_s: float
     draining: bool
     model_aliases: _containers.ScalarMap[str, str]
-    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., models: _Optional[_Iterable[str]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: _Optional[bool] = ..., model_aliases: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    unix_time_s: float
+    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., models: _Optional[_Iterable[str]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: _Optional[bool] = ..., model_aliases: _Optional[_Mapping[str, str]] = ..., unix_time_s: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype", "numerics", "cache_counters", "draft_rounds")
+    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype", "numerics", "cache_counters", "draft_rounds", "clock_offset_ms")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -549,6 +618,7 @@ class WorkerStatus(_message.Message):
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     CACHE_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_MS_FIELD_NUMBER: _ClassVar[int]
     role: _worker_pb2.WorkerRole
     address: str
     model: str
@@ -564,7 +634,8 @@ class WorkerStatus(_message.Message):
     numerics: _worker_pb2.Numerics
     cache_counters: _worker_pb2.CacheCounters
     draft_rounds: DraftRounds
-    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics: _Optional[_Union[_worker_pb2.Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[_worker_pb2.CacheCounters, _Mapping]] = ..., draft_rounds: _Optional[_Union[DraftRounds, _Mapping]] = ...) -> None: ...
+    clock_offset_ms: float
+    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics: _Optional[_Union[_worker_pb2.Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[_worker_pb2.CacheCounters, _Mapping]] = ..., draft_rounds: _Optional[_Union[DraftRounds, _Mapping]] = ..., clock_offset_ms: _Optional[float] = ...) -> None: ...
 
 class DraftRounds(_message.Message):
     __slots__ = ("num_rounds", "round_ms", "wait_ms", "num_draft_tokens", "num_accepted_draft_tokens")

@@ -67,6 +67,11 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.ListStreams = channel.unary_unary(
+                '/outrider.v1.GenerationService/ListStreams',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.ListStreamsRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.ListStreamsResponse.FromString,
+                _registered_method=True)
         self.GetRecord = channel.unary_unary(
                 '/outrider.v1.GenerationService/GetRecord',
                 request_serializer=outrider_dot_v1_dot_record__pb2.GetRecordRequest.SerializeToString,
@@ -122,6 +127,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListStreams(self, request, context):
+        """Streams that wait or run, and what all streams did since the start: counts and times, no text. Told are streams of
+        the caller's tenant; of every tenant to those that the settings call operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRecord(self, request, context):
         """What was recorded of a stream that ended or runs: prompt and text are in it, so that every decision can be made again.
         NOT_FOUND where nothing is kept of it, and for other tenants' requests.
@@ -162,6 +175,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.GetTraceRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'ListStreams': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStreams,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.ListStreamsRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.ListStreamsResponse.SerializeToString,
             ),
             'GetRecord': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRecord,
@@ -333,6 +351,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/GetTrace',
             outrider_dot_v1_dot_generation__pb2.GetTraceRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListStreams(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/ListStreams',
+            outrider_dot_v1_dot_generation__pb2.ListStreamsRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.ListStreamsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,7 +23,7 @@ class DescribeWorkerRequest(_message.Message):
     def __init__(self, without_tokenizer: _Optional[bool] = ...) -> None: ...
 
 class DescribeWorkerResponse(_message.Message):
-    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated", "timings", "numerics", "cache_counters", "target_drafters", "features", "drafter_features", "target_fingerprints", "max_ahead_branches")
+    __slots__ = ("role", "model", "model_fingerprint", "tokenizer_fingerprint", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "context_length", "generation_defaults", "capacity", "drafters", "versions", "numerics_fingerprint", "dtype", "weight_bytes", "incarnation", "simulated", "timings", "numerics", "cache_counters", "target_drafters", "features", "drafter_features", "target_fingerprints", "max_ahead_branches", "unix_time_s")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class DescribeWorkerResponse(_message.Message):
     DRAFTER_FEATURES_FIELD_NUMBER: _ClassVar[int]
     TARGET_FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     MAX_AHEAD_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    UNIX_TIME_S_FIELD_NUMBER: _ClassVar[int]
     role: WorkerRole
     model: str
     model_fingerprint: str
@@ -101,7 +102,8 @@ class DescribeWorkerResponse(_message.Message):
     drafter_features: _containers.ScalarMap[str, str]
     target_fingerprints: _containers.RepeatedScalarFieldContainer[str]
     max_ahead_branches: int
-    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[CacheCounters, _Mapping]] = ..., target_drafters: _Optional[_Iterable[_Union[TargetDrafter, _Mapping]]] = ..., features: _Optional[str] = ..., drafter_features: _Optional[_Mapping[str, str]] = ..., target_fingerprints: _Optional[_Iterable[str]] = ..., max_ahead_branches: _Optional[int] = ...) -> None: ...
+    unix_time_s: float
+    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., versions: _Optional[_Mapping[str, str]] = ..., numerics_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., incarnation: _Optional[str] = ..., simulated: _Optional[bool] = ..., timings: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[CacheCounters, _Mapping]] = ..., target_drafters: _Optional[_Iterable[_Union[TargetDrafter, _Mapping]]] = ..., features: _Optional[str] = ..., drafter_features: _Optional[_Mapping[str, str]] = ..., target_fingerprints: _Optional[_Iterable[str]] = ..., max_ahead_branches: _Optional[int] = ..., unix_time_s: _Optional[float] = ...) -> None: ...
 
 class TargetDrafter(_message.Message):
     __slots__ = ("name", "kind", "source", "num_parameters", "weight_bytes", "max_draft_tokens", "agreement", "num_probe_tokens", "first_draft_ms", "next_draft_ms", "warning", "draws_trees", "rank_agreement", "depth_agreement")

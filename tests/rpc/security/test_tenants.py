@@ -52,6 +52,9 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+METHODS = ("Generate", "GetModelInfo", "GetServerInfo", "GetTrace", "ListStreams", "Tokenize", "Detokenize")
+
+
 @asynccontextmanager
 async def with_tokens(files: Files, *models: str, **coordinator: Any) -> AsyncIterator[Stack]:
     async with in_process_stack(*models, coordinator={**files.settings, **coordinator}) as stack:
@@ -72,7 +75,7 @@ async def test_without_a_valid_token_nothing_is_served(files: Files) -> None:
                 ((("authorization", f"Basic {A}"),), "BAD_TOKEN"),
                 ((("x-outrider-tenant", "a"),), "NO_TOKEN"),
             ):
-                for method in ("Generate", "GetModelInfo", "GetServerInfo", "GetTrace", "Tokenize", "Detokenize"):
+                for method in METHODS:
                     with pytest.raises(grpc.aio.AioRpcError) as refusal:
                         # a request that is no good: were it read, INVALID_ARGUMENT would come
                         call = channel.unary_stream(f"/outrider.v1.GenerationService/{method}")
