@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.outside, pytest.mark.asyncio(loop_scope="module")]
 
 TARGET, DRAFT = "toy:vocab=128,seed=1,pass_ms=1", "toy:vocab=128,seed=1,agreement=0.8"
 WIDE, NARROW = (1280, 900), (390, 844)
-DEFAULTS = {"temperature": "0", "top_p": "", "max_tokens": "40", "seed": "7", "num_speculative_tokens": "4",
+DEFAULTS = {"temperature": "0", "top_p": "", "max_tokens": "24", "seed": "7", "num_speculative_tokens": "4",
             "drafter": "model", "acceptance": "", "token": ""}  # fmt: skip
 CONTRAST = """(selector) => {
   const light = (colour) => {
@@ -120,7 +120,8 @@ async def test_tokens_are_coloured_and_counted_and_plain_is_equal(served: Front,
     # A toy's tokens are a character each.
     for origin, count in speculative["legend"].items():
         assert speculative["spans"].count(origin) == count
-    assert all(speculative["legend"][origin] for origin in ("accepted", "correction", "bonus", "plain"))
+    assert list(speculative["legend"]) == ["accepted", "correction", "bonus", "plain"]
+    assert speculative["legend"]["accepted"] > 0
     assert speculative["text"] == plain["text"]
     asked = {"messages": [{"role": "user", "content": "!!"}], "temperature": 0, "max_tokens": num_tokens}
     answer = await served.http.post("/v1/chat/completions", json={**asked, "num_speculative_tokens": 0})
