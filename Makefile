@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-gateway demo-ray test check lint format proto docs wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload soak clean
+.PHONY: help setup demo demo-gateway demo-ray test check lint format proto docs wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload bench-observability soak clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -46,13 +46,14 @@ test: setup  ## the whole suite, random counts at a tenth
 check: setup  ## the whole suite at full counts; last line is one JSON object
 	OUTRIDER_TEST_SCALE=1 $(BIN)/python tests/check.py $(PARALLEL)
 
-lint: setup  ## ruff, mypy, buf; the wire against its baseline
+lint: setup  ## ruff, mypy, buf; the wire against its baseline; what is known against pinned packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
+	$(BIN)/python tests/dependency_audit.py
 
 format: setup  ## let ruff and buf rewrite what lint complains about
 	$(BIN)/ruff check --fix .
@@ -99,6 +100,10 @@ bench-network: setup  ## texts and speed between network namespaces with delay a
 # PLACES=, QUEUE=, SECONDS=, RETRY_S=, STREAMS=, PARTS= and more: see the script.
 bench-overload: setup  ## ten times more clients than places, and 2,000 streams at once, over toy models; JSON last
 	$(BIN)/python tests/benchmarks/overload.py
+
+# PAIRS=, TOKENS=, STREAMS=, SCRAPE_S=, TOY=, SAMPLE_RATIO=: see the script.
+bench-observability: setup  ## tokens/s with metrics and tracing on against neither; JSON last
+	$(BIN)/python tests/benchmarks/observability.py
 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py
