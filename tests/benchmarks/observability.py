@@ -1,9 +1,9 @@
 """What watching costs: tokens/s with metrics scraped and tracing on, off the sampled path, against neither.
 
 Two stacks of real processes over toys whose passes cost nothing, so that all time is ours, side by side. Every prompt
-is run on both in turn, in changing order. Told are the median over pairs, and the processor time of the services a token,
-which other work on the machine disturbs less. Settings are variables: PAIRS, TOKENS, STREAMS, SCRAPE_S, TOY,
-SAMPLE_RATIO. The last line is one JSON object.
+is run on both in turn, in changing order. Told are the median over pairs, and the processor time of the services, which
+other work on the machine disturbs less. Settings are variables: PAIRS, TOKENS, STREAMS, SCRAPE_S, TOY, SAMPLE_RATIO.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.client import Client
 PAIRS = int(os.environ.get("PAIRS", "40"))
 TOKENS = int(os.environ.get("TOKENS", "200"))
 STREAMS = int(os.environ.get("STREAMS", "4"))
-SCRAPE_S = float(os.environ.get("SCRAPE_S", "5"))
+SCRAPE_S = float(os.environ.get("SCRAPE_S", "15"))
 SAMPLE_RATIO = float(os.environ.get("SAMPLE_RATIO", "0"))
 TOY = os.environ.get("TOY", "toy:vocab=512,seed=1")
 AIM_PERCENT = 2.0
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 async def scrape(ports: list[int]) -> None:
-    """As Prometheus does, but more often than it usually would."""
+    """As Prometheus does."""
     while True:
         for port in ports:
             await asyncio.to_thread(lambda url: urllib.request.urlopen(url).read(), f"http://127.0.0.1:{port}/metrics")
@@ -96,9 +96,8 @@ async def measure() -> dict[str, Any]:
                 found[which] = await tokens_per_s(clients[which], pair)
             speeds.append((found[0], found[1]))
         assert not scraping.done()
-        cpu_us = [
-            1e6 * (cpu_s(stack) - s) / (PAIRS * STREAMS * TOKENS) for stack, s in zip((off, on), used_s, strict=True)
-        ]
+        num_tokens = PAIRS * STREAMS * TOKENS
+        cpu_us = [1e6 * (cpu_s(stack) - begun) / num_tokens for stack, begun in zip((off, on), used_s, strict=True)]
     ratios = sorted(watched_speed / plain_speed for plain_speed, watched_speed in speeds)
     return {
         "num_pairs": PAIRS,

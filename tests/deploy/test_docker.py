@@ -95,7 +95,7 @@ def test_only_workers_carry_torch(role: Role) -> None:
     lines = installs(role.name)
     assert "pip install" in lines
     assert ("torch" in lines) is role.is_worker
-    assert ("[worker]" in lines) is role.is_worker
+    assert ("[worker,tracing]" in lines) is role.is_worker
     assert "ray" not in lines
     pip_lines = [line for line in lines.splitlines() if "pip install" in line]
     assert all("-c constraints.txt" in line for line in pip_lines)
@@ -112,7 +112,7 @@ def copied() -> set[str]:
 
 def test_ray_nodes_have_the_workers_the_driver_and_what_kuberay_asks() -> None:
     stage = STAGES["ray"]
-    assert "[worker,ray]" in installs("ray")
+    assert "[worker,tracing,ray]" in installs("ray")
     assert "ray[default]" in installs("ray")
     assert int((inherited(stage, "USER") or "0:0").split(":")[0]) >= 10000
     root = next(a.partition("=")[2] for name, a in stage.steps if name == "ENV" and a.startswith("PYTHONPATH="))
