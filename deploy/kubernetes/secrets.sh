@@ -18,13 +18,14 @@ if [[ ! -e ca.key ]]; then
         -keyout ca.key -out ca.crt 2>/dev/null
 fi
 
-# Roles name themselves; coordinators also have the names that clients dial.
+# Roles name themselves; those that clients dial have the names that they use, too.
 declare -A names=(
     [coordinator]="DNS:coordinator,DNS:coordinator.outrider,DNS:coordinator.outrider.svc,DNS:outrider,DNS:outrider.outrider,DNS:outrider.outrider.svc,DNS:localhost,IP:127.0.0.1"
+    [gateway]="DNS:gateway,DNS:gateway.outrider,DNS:gateway.outrider.svc,DNS:localhost,IP:127.0.0.1"
     [draft-worker]="DNS:draft-worker"
     [target-worker]="DNS:target-worker"
 )
-for role in coordinator draft-worker target-worker; do
+for role in coordinator gateway draft-worker target-worker; do
     [[ -e $role.crt ]] && continue
     openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=$role" \
         -keyout "$role.key" -out "$role.csr" 2>/dev/null
@@ -48,7 +49,7 @@ secret() {
         printf '  %s: %s\n' "${entry%%=*}" "$(base64 -w 0 <"${entry#*=}")"
     done
 }
-for role in coordinator draft-worker target-worker; do
+for role in coordinator gateway draft-worker target-worker; do
     secret "$role-tls" tls.crt="$role.crt" tls.key="$role.key" ca.crt=ca.crt
 done
 secret tokens tokens=tokens
