@@ -17,6 +17,7 @@ from typing import Protocol
 from coordinator.failover import SUDDEN, Failover, cause_of
 from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, Choice
+from coordinator.session_errors import in_request_terms
 from coordinator.standby import Standby
 from coordinator.stream import Stream
 from coordinator.suspicion import TRIAL_TOKENS, Suspicion
@@ -228,7 +229,7 @@ class TargetSide:
         self._pool.disconnect(link, error)
         link.close()
         if not cause:
-            raise error
+            raise in_request_terms(error)
         if is_guilty:
             statistics.count_poisoned()
             raise Internal(

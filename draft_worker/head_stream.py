@@ -42,12 +42,11 @@ class HeadStream(WorkerStream[HeadSession]):
     async def _open(self, message: Any) -> None:
         if not self._takes_opening(message.epoch):
             return
-        make = partial(
-            self._held.session, convert.draft_open_from_pb(message), self._worker.counters, self._worker.grammars
-        )
+        opening = convert.draft_open_from_pb(message)
+        make = partial(self._held.session, opening, self._worker.counters, self._worker.grammars)
         self._free()
         with self._stream.working():
-            self._session = await self._made(make, len(message.prompt_ids))
+            self._session = await self._made(make, opening)
         self._stream.send(opened(self._held.model.context_length))
 
     async def _advance(self, message: Any) -> None:

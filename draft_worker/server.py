@@ -151,7 +151,7 @@ class _DraftStream(WorkerStream[DraftSession]):
         )
         self._free()
         with self._stream.working():
-            session = await self._made(make, len(opening.prompt_ids))
+            session = await self._made(make, opening)
             await self._reserve(session, "")
             self._session = session
         self._stream.send(opened(context_length))

@@ -138,7 +138,7 @@ class _TargetStream(WorkerStream[TargetSession]):
         )
         self._free()
         with self._stream.working():
-            session = await self._made(make, len(opening.prompt_ids))
+            session = await self._made(make, opening)
             session.sequence = self._sequence = await self._engine.open_sequence(
                 session.reserved_length, tenant=opening.tenant, priority=opening.priority
             )

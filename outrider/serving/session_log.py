@@ -52,7 +52,7 @@ class SessionLog:
         grammars: GrammarVocabulary | None = None,
     ) -> None:
         """grammars: None: nothing is known of what tokens spell. Raises InvalidArgument on a grammar that cannot be
-        followed."""
+        followed, and on committed ids that do not follow it."""
         self.epoch = opening.epoch
         self.tenant = opening.tenant
         self.sampling = opening.sampling
@@ -62,6 +62,11 @@ class SessionLog:
         self.ids: list[int] = [*opening.prompt_ids, *opening.committed_ids]
         self.prefix_hash = hash_ids(self.ids)
         self.history = History(opening.prompt_ids, opening.committed_ids, _grammar_state(opening, grammars))
+        if self.history.grammar is not None and not self.history.grammar.follows:
+            raise InvalidArgument(
+                "open.committed_ids are no beginning of a text of the wanted form (open.sampling.grammar)",
+                field="open.committed_ids",
+            )
         self.max_length = len(opening.prompt_ids) + opening.stopping.max_tokens
         if context_length is not None:
             self.max_length = min(self.max_length, context_length)

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidArgument
-from outrider.serving.messages import Header, OutOfStep
+from outrider.serving.messages import Header, Opening, OutOfStep
 from outrider.serving.session_log import SessionLog
 from outrider.serving.session_stream import SessionStream
 from outrider.serving.session_trace import SessionTrace
 from outrider.serving.worker import Worker
 
 LONG_PROMPT_TOKENS = 2048
-"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more."""
+"""From here on a session is built off the event loop: hashing its prompt takes a millisecond or more. So is one
+with a grammar: reading that may take a second."""
 
 
 class Session(Protocol):
@@ -73,8 +74,9 @@ class WorkerStream(ABC, Generic[S]):
             return False
         return True
 
-    async def _made(self, make: Callable[[], S], num_prompt_tokens: int) -> S:
-        return await asyncio.to_thread(make) if num_prompt_tokens > LONG_PROMPT_TOKENS else make()
+    async def _made(self, make: Callable[[], S], opening: Opening) -> S:
+        is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS or opening.sampling.grammar is not None
+        return await asyncio.to_thread(make) if is_long else make()
 
     def _opened(self) -> S:
         if self._session is None:

@@ -12,7 +12,7 @@ from stack import in_process_stack
 
 from outrider import Client, Completion
 from outrider.errors import InvalidArgument
-from outrider.toy_text import toy_char
+from outrider.toy_text import toy_char, toy_id
 
 TARGET, DRAFT = "toy:vocab=128,seed=1", "toy:vocab=128,seed=1,agreement=0.8"
 STOP = 127
@@ -130,3 +130,21 @@ async def test_what_cannot_be_kept_is_refused(options: dict[str, Any], field: st
         with pytest.raises(InvalidArgument) as caught:
             await client.complete(PROMPT, **{"max_tokens": 8, "stop_token_ids": [STOP], **options})
     assert caught.value.field == field
+
+
+async def test_a_form_that_takes_too_long_is_refused_and_hurts_nobody() -> None:
+    async with in_process_stack(TARGET, DRAFT, num_targets=2) as stack, Client(stack.address) as client:
+        other = asyncio.create_task(client.complete(PROMPT, max_tokens=400, ignore_eos=True, seed=1))
+        with pytest.raises(InvalidArgument) as caught:
+            await client.complete(PROMPT, regex="(a{1000}){1000}", max_tokens=8, stop_token_ids=[STOP])
+        assert (caught.value.field, caught.value.reason) == ("structured_output", "GRAMMAR_TOO_COMPLEX")
+        assert len((await other).token_ids) == 400
+
+
+async def test_a_text_of_another_form_is_not_resumed() -> None:
+    async with in_process_stack(TARGET, None) as stack, Client(stack.address) as client:
+        options: dict[str, Any] = {"regex": "ab*", "max_tokens": 8, "stop_token_ids": [STOP], "seed": 1}
+        with pytest.raises(InvalidArgument) as caught:
+            await client.complete(PROMPT, resume_token_ids=[toy_id("b"), toy_id("b")], **options)
+    assert caught.value.field == "resume_token_ids"
+    assert "structured_output" in caught.value.message

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from outrider.errors import Internal
 from outrider.sampling.history import History
 from outrider.sampling.masks import needs_masks
 from outrider.sampling.params import SamplingParams, StoppingParams
@@ -194,7 +195,11 @@ def _mask(row: torch.Tensor, params: SamplingParams, stopping: StoppingParams, h
         row[_ids(params.bad_words.banned_after(history), row)] = -math.inf
     if history.num_output_tokens < stopping.min_tokens and stopping.stop_token_ids:
         row[_ids(sorted(stopping.stop_token_ids), row)] = -math.inf
-    may_follow = None if history.grammar is None else history.grammar.allowed(stopping.stop_token_ids)
+    try:
+        may_follow = None if history.grammar is None else history.grammar.allowed(stopping.stop_token_ids)
+    except Internal:
+        row.fill_(-math.inf)  # it cannot be read, and rows of others can
+        return
     if may_follow is not None:
         row.masked_fill_(torch.from_numpy(~may_follow[: len(row)]).to(row.device), -math.inf)
 

@@ -1,0 +1,94 @@
+"""Forms that nobody could follow in time: refused by name, never left unmasked, and no draft's cost is the text's."""
+
+import numpy as np
+import pytest
+
+from outrider.errors import InvalidArgument
+from outrider.sampling import grammar as grammars
+from outrider.sampling.distribution import distribution
+from outrider.sampling.grammar import GrammarState, GrammarTooComplex, GrammarVocabulary
+from outrider.sampling.history import History
+from outrider.sampling.params import AcceptanceRule, Grammar, GrammarKind, SamplingParams, StoppingParams
+from outrider.serving.messages import TargetOpening
+from outrider.toy_text import toy_id
+from target_worker.session import TargetSession
+
+VOCAB, STOP = 128, 127
+VOCABULARY = GrammarVocabulary(b"", VOCAB)
+MONSTER = Grammar(GrammarKind.REGEX, "(a{1000}){1000}")
+"""Fifteen characters, of which the first mask took a quarter of a minute, and the first token an error."""
+NUM_RULES = 800
+RULES = [f"r{i}" for i in range(NUM_RULES)]
+LATER = Grammar(
+    GrammarKind.LARK,
+    'start: "xx" big | "x" /[bc]*/\nbig: ' + " | ".join(RULES) + "\n" + "\n".join(f'{r}: "a" {r} | "d"' for r in RULES),
+)
+"""Too much once two letters were drawn."""
+
+
+def test_a_form_beyond_the_limits_is_refused_when_it_is_read() -> None:
+    with pytest.raises(GrammarTooComplex) as caught:
+        VOCABULARY.state(MONSTER)
+    assert (caught.value.status, caught.value.field) == ("INVALID_ARGUMENT", "structured_output")
+    assert "non-verbose" not in caught.value.message
+
+
+def test_a_place_behind_the_limit_cannot_be_read_and_places_before_it_can() -> None:
+    state = VOCABULARY.state(LATER)
+    params, stopping = SamplingParams(grammar=LATER), StoppingParams(9, stop_token_ids=frozenset({STOP}))
+    history, logits = History((), (), state), np.zeros(VOCAB, dtype=np.float32)
+    history.push(toy_id("x"))
+    history.push(toy_id("x"))
+    with pytest.raises(GrammarTooComplex):
+        distribution(logits, params, stopping, history)
+    history.pop()
+    assert set(np.flatnonzero(distribution(logits, params, stopping, history))) == {*map(toy_id, "xbc"), STOP}
+    history.push(toy_id("b"))
+    assert set(np.flatnonzero(distribution(logits, params, stopping, history))) == {*map(toy_id, "bc"), STOP}
+
+
+def test_limits_that_drafts_have_met_are_not_the_texts() -> None:
+    state = VOCABULARY.state(Grammar(GrammarKind.REGEX, "[ab]{4}"))
+    for char in "ab":
+        state.push(toy_id(char))
+    broken = _breaks(state)
+    state.push(toy_id("a"))
+    found = state.allowed([STOP])
+    assert broken == [True]
+    assert found is not None
+    assert set(np.flatnonzero(found)) == {toy_id("a"), toy_id("b")}
+    assert state.follows
+
+
+def test_who_meets_limits_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_BEGINNINGS", 3)
+    state = VOCABULARY.state(Grammar(GrammarKind.REGEX, "[ab]{4}"))
+    for _ in range(2):
+        _breaks(state)
+        assert state.allowed([STOP]) is not None
+    _breaks(state)
+    with pytest.raises(GrammarTooComplex):
+        state.allowed([STOP])
+
+
+def test_a_session_begins_with_no_other_text_than_one_of_its_form() -> None:
+    params = SamplingParams(acceptance=AcceptanceRule.TOKEN, grammar=Grammar(GrammarKind.REGEX, "ab*"))
+    stopping = StoppingParams(9, stop_token_ids=frozenset({STOP}))
+
+    def session(text: str) -> TargetSession:
+        ids = tuple(map(toy_id, text))
+        opening = TargetOpening(
+            session_id=bytes(16), epoch=1, prompt_ids=(1,), committed_ids=ids, sampling=params, stopping=stopping
+        )
+        return TargetSession(opening, vocab_size=VOCAB, context_length=64, max_draft_tokens=8, grammars=VOCABULARY)
+
+    assert session("abb").log.history.num_output_tokens == 3
+    with pytest.raises(InvalidArgument) as caught:
+        session("aab")
+    assert caught.value.field == "open.committed_ids"
+
+
+def _breaks(state: GrammarState) -> list[bool]:
+    """Its matcher meets a limit, as after many drafts: it is in error from now on."""
+    state._matcher.consume_token(toy_id("!"))
+    return [state._matcher.is_error()]
