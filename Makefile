@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` builds once and rebuilds when the pins change.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-gateway demo-ray test check lint format proto docs wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload bench-observability soak clean
+.PHONY: help setup demo demo-gateway demo-ray test check lint format proto docs wire-baseline bench bench-peers bench-exact bench-engine bench-drafters bench-gpu bench-gamma bench-network bench-overload bench-observability bench-mtls soak clean
 
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -100,6 +100,10 @@ bench-network: setup  ## texts and speed between network namespaces with delay a
 # PLACES=, QUEUE=, SECONDS=, RETRY_S=, STREAMS=, PARTS= and more: see the script.
 bench-overload: setup  ## ten times more clients than places, and 2,000 streams at once, over toy models; JSON last
 	$(BIN)/python tests/benchmarks/overload.py
+
+# PAIRS=, TOKENS=, STREAMS=, TOY=: see the script.
+bench-mtls: setup  ## what TLS in both directions costs a round; JSON last
+	PYTHONPATH=tests $(BIN)/python tests/benchmarks/secured.py
 
 # PAIRS=, TOKENS=, STREAMS=, SCRAPE_S=, TOY=, SAMPLE_RATIO=: see the script.
 bench-observability: setup  ## tokens/s with metrics and tracing on against neither; JSON last

@@ -52,11 +52,12 @@ _WORKER_FLAGS = (
     "dtype", "device", "num_threads", "kv_cache_bytes", "memory_fraction", "kv_cache_dtype", "max_context_length",
     "trust_remote_code",
 )  # fmt: skip
-_SHARED_FLAGS = ("host", "log_level", "log_format")
+_SHARED_FLAGS = ("host", "insecure", "log_level", "log_format")
 _WORKER_OF_PORT = {"target_port": "target_worker", "draft_port": "draft_worker"}
 _REVISION_OF = {"target_worker": "revision", "draft_worker": "draft_revision"}
 _OWN_FLAGS = "--target, --draft, --revision, --draft-revision, --target-port, --draft-port and --gateway-port"
 _VARIABLES = f"{VARIABLES_RULE} Not for {_OWN_FLAGS}."
+LOOPBACK = "127.0.0.1"
 TOY_TEXT = "!!"
 """A text of every toy: its id 0, twice."""
 RESTART_DELAY_S = 1.0
@@ -112,7 +113,8 @@ def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
     def pick(names: tuple[str, ...]) -> dict[str, Any]:
         return {name: given[name] for name in names if given.get(name) is not None}
 
-    ports = {worker: {"port": given.get(name, 0)} for name, worker in _WORKER_OF_PORT.items()}
+    # only the coordinator calls them, from this machine
+    ports = {worker: {"host": LOOPBACK, "port": given.get(name, 0)} for name, worker in _WORKER_OF_PORT.items()}
     revisions = {worker: {"revision": given.get(name) or ""} for worker, name in _REVISION_OF.items()}
     own = CoordinatorSettings(**pick(("host",)))
     shared = {"host": own.host} | (
@@ -157,7 +159,8 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
     host = settings["shared"]["host"]
     flags = {"coordinator": "--port", "target_worker": "--target-port", "draft_worker": "--draft-port"}
     for name, flag in (flags | {"gateway": "--gateway-port"}).items():
-        require_free(host, settings.get(name, {}).get("port", 0), flag)
+        own = settings.get(name, {})
+        require_free(own.get("host", host), own.get("port", 0), flag)
     await asyncio.to_thread(_prepare, {"target_worker": target, "draft_worker": draft}, settings)
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     stop_grace_s = settings["shared"].get("drain_grace_s", 30.0) + 5.0

@@ -32,6 +32,10 @@ def commands(*start: str) -> list[list[str]]:
 def test_every_command_is_of_a_kind_that_is_checked_here() -> None:
     known = {"docker build", "docker compose", "kubectl apply", "kubectl label", "kubectl -n", "kind load"}
     known |= {"outrider generate", "outrider coordinator", "outrider ray", "ray start", "ray job", "curl -s"}
+    known |= {
+        "deploy/kubernetes/secrets.sh secrets",
+        "OUTRIDER_TLS_CA=secrets/ca.crt OUTRIDER_TOKEN_FILE=secrets/token",
+    }
     assert {" ".join(command[:2]) for command in COMMANDS} == known
 
 

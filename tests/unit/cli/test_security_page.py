@@ -11,6 +11,7 @@ import typer.testing
 
 from coordinator.tenants import Limits, parse_limits
 from outrider.cli.main import app
+from outrider.cli.up import stack_settings
 from outrider.serving.access import Access
 from outrider.serving.tokens import FleetTokens, TenantTokens
 from outrider.settings import known_variables
@@ -75,3 +76,11 @@ def test_tokens_are_made_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_no_line_can_hold_is_refused(flags: list[str]) -> None:
     done = typer.testing.CliRunner().invoke(app, ["token", "new", *flags])
     assert done.exit_code == 2, done.output
+
+
+def test_up_opens_its_coordinator_alone_to_others() -> None:
+    """The workers have no callers but the coordinator beside them."""
+    settings = stack_settings({"host": "0.0.0.0", "insecure": True})
+    assert settings["shared"]["host"] == "0.0.0.0"
+    assert "host" not in settings["coordinator"]
+    assert {settings[worker]["host"] for worker in ("target_worker", "draft_worker")} == {"127.0.0.1"}
