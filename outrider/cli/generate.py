@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Set
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +16,10 @@ from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
-from outrider.client import GenerateOptions, Prompt
+from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import InvalidArgument, OutriderError
-from outrider.results import Chunk, Complete
+from outrider.results import Chunk, Complete, Started
+from outrider.serving.records import write_records
 
 NO_DRAFT_WORKER = "no-draft-worker"
 """The reason of a round that is plain because nobody drafts."""
@@ -28,12 +30,17 @@ def register(app: typer.Typer) -> None:
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     text = Annotated[str, typer.Argument(help="The prompt; `-` reads it from stdin.")]
     chat = Annotated[bool, typer.Option("--chat/--raw", help="Use the model's chat template, or the bare text.")]
+    record = Annotated[
+        Path | None,
+        typer.Option("--record", help="Write a record of it into this file, for `outrider audit`.", show_default=False),
+    ]
     stats = Annotated[bool, typer.Option("--stats", help="Say afterwards how it was speculated.")]
     parameters = [
         inspect.Parameter("prompt", keyword_only, annotation=text),
         inspect.Parameter("address", keyword_only, default=DEFAULT_ADDRESS, annotation=Address),
         inspect.Parameter("chat", keyword_only, default=False, annotation=chat),
         inspect.Parameter("stats", keyword_only, default=False, annotation=stats),
+        inspect.Parameter("record", keyword_only, default=None, annotation=record),
         inspect.Parameter("as_json", keyword_only, default=False, annotation=Json),
         *request_parameters(),
     ]
@@ -41,20 +48,30 @@ def register(app: typer.Typer) -> None:
     app.command("generate", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
 
 
-def _command(*, prompt: str, address: str, chat: bool, stats: bool, as_json: bool, **given: Any) -> None:
+def _command(
+    *, prompt: str, address: str, chat: bool, stats: bool, record: Path | None, as_json: bool, **given: Any
+) -> None:
     with reporting_errors():
         refuse_unknown_variables()
         text = sys.stdin.read() if prompt == "-" else prompt
         if not text:
             raise InvalidArgument("the prompt is empty: give a text", field="prompt")
         messages: Prompt = [{"role": "user", "content": text}] if chat else text
-        asyncio.run(_generate(address, messages, given_options(given), stats=stats, as_json=as_json))
+        options = given_options(given)
+        if record is not None:
+            options["record"] = True
+        asyncio.run(_generate(address, messages, options, stats=stats, record=record, as_json=as_json))
 
 
-async def _generate(address: str, prompt: Prompt, options: GenerateOptions, *, stats: bool, as_json: bool) -> None:
+async def _generate(
+    address: str, prompt: Prompt, options: GenerateOptions, *, stats: bool, record: Path | None, as_json: bool
+) -> None:
     async with connect(address) as client:
+        request_id = ""
         if as_json:
-            print_json(dataclasses.asdict(await client.complete(prompt, **options)))
+            answer = await client.complete(prompt, **options)
+            await _save(client, answer.started.request_id, record)
+            print_json(dataclasses.asdict(answer))
             return
         if stats:
             options["report_steps"] = True
@@ -62,7 +79,9 @@ async def _generate(address: str, prompt: Prompt, options: GenerateOptions, *, s
         written = ""
         try:
             async for event in client.generate(prompt, **options):
-                if isinstance(event, Chunk):
+                if isinstance(event, Started):
+                    request_id = event.request_id
+                elif isinstance(event, Chunk):
                     written += event.text
                     sys.stdout.write(event.text)
                     sys.stdout.flush()
@@ -75,6 +94,13 @@ async def _generate(address: str, prompt: Prompt, options: GenerateOptions, *, s
             if written and not written.endswith("\n"):
                 out.print()  # or the error would stand in the text's last line
             raise
+        await _save(client, request_id, record)
+
+
+async def _save(client: Client, request_id: str, path: Path | None) -> None:
+    if path is not None:
+        write_records(path, await client.records(request_id))
+        err.print(f"recorded in {path}", markup=False)
 
 
 def describe(complete: Complete, reasons: Set[str] = frozenset()) -> str:

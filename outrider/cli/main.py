@@ -7,6 +7,7 @@ import sys
 import typer
 
 from outrider.cli import (
+    audit,
     bench,
     chat,
     demo,
@@ -64,6 +65,7 @@ for command in (
     distill,
     doctor,
     verify,
+    audit,
     bench,
     plan,
     demo,

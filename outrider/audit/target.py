@@ -1,0 +1,62 @@
+"""The target that an audit runs by itself: the model of `outrider.lm`, or with `independent` the stock module of
+transformers, which shares no code of passes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.audit.rows import ModelRows, Rows, allocate
+from outrider.lm.interface import ModelDescription
+from outrider.sampling.grammar import GrammarState, GrammarVocabulary
+from outrider.sampling.params import Grammar
+from outrider.settings import TargetWorkerSettings
+
+TOLERANCES = {"float32": 5e-4, "bfloat16": 0.5, "float16": 0.06}
+"""Logits, by the number type of the weights. Rows of a pass over one token and of one over a whole text were seen to
+differ, for tokens that are likely at all, by up to a tenth of that in float32 and three quarters in bfloat16."""
+EXACT_TOLERANCE = 1e-6
+"""Of rows that are equal to the bit: what float32 rounds to when penalties are applied to them."""
+MAX_ASIDE = 64
+"""Drafts of a round at most."""
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """rows: of a text, of at most as many tokens as was said at load."""
+
+    description: ModelDescription
+    rows: Callable[[Sequence[int]], Rows]
+    is_independent: bool
+
+    def tolerance(self, numerics_fingerprints: Sequence[str]) -> float:
+        """How far logits of workers with these numerics may be off from the rows here."""
+        own = self.description.numerics_fingerprint
+        is_exact = "numerics exact" in own and all(other == own for other in numerics_fingerprints)
+        if self.description.simulated or is_exact:
+            return EXACT_TOLERANCE
+        return TOLERANCES.get(self.description.dtype, max(TOLERANCES.values()))
+
+    def grammar(self, grammar: Grammar | None) -> GrammarState | None:
+        """Before the first token. Raises ValueError for one that is none."""
+        if grammar is None:
+            return None
+        about = self.description
+        return GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids).state(grammar)
+
+
+def load_target(
+    settings: TargetWorkerSettings, max_tokens: int, *, independent: bool, on_progress: Progress | None = None
+) -> Target:
+    """max_tokens: of the longest text. Raises as `load_model` does."""
+    if independent:
+        from outrider.audit.stock import StockRows, load_stock
+
+        module, description = load_stock(settings)
+        return Target(description, lambda ids: StockRows(module, ids, description.vocab_size), True)
+    from outrider.lm.loading import load_model
+
+    loaded = load_model(settings, on_progress=on_progress)
+    allocate(loaded.model, max_tokens, MAX_ASIDE)
+    return Target(loaded.description, lambda ids: ModelRows(loaded.model, ids, max_tokens, MAX_ASIDE), False)
