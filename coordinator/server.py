@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import platform
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -135,12 +136,14 @@ class GenerationServicer:
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         return pb.GetServerInfoResponse(
-            versions={"outrider": version("outrider"), "grpcio": version("grpcio")},
+            versions={name: version(name) for name in ("outrider", "grpcio", "protobuf")}
+            | {"python": platform.python_version()},
             models=self._directory.model_names(),
             model_aliases=self._directory.model_aliases(),
             workers=[self._worker_status(worker) for worker in self._directory.workers()],
             num_requests_running=self._admission.num_running,
             num_requests_waiting=self._admission.num_waiting,
+            num_requests_paused=self._admission.num_paused,
             uptime_s=time.monotonic() - self._started,
             draining=self._server.draining,
             unix_time_s=time.time(),
@@ -234,6 +237,9 @@ class GenerationServicer:
             if description.clock_offset_ms is not None:
                 status.clock_offset_ms = description.clock_offset_ms
             status.dtype = description.model.dtype
+            status.versions.update(description.versions)
+            status.incarnation = description.incarnation
+            status.model_fingerprint = description.model.model_fingerprint
             status.numerics.CopyFrom(numerics_to_pb(description.model.numerics))
             status.cache_counters.CopyFrom(cache_counters_to_pb(description.cache_counters))
         return status

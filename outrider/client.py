@@ -186,6 +186,7 @@ class Client:
                 numerics=read(server_info.Numerics, worker.numerics, environment=dict(worker.numerics.environment)),
                 cache_counters=read(server_info.CacheCounters, worker.cache_counters),
                 draft_rounds=read(server_info.DraftRounds, worker.draft_rounds),
+                versions=dict(worker.versions),
             )
             for worker in reply.workers
         )

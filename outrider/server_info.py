@@ -184,6 +184,10 @@ class Worker:
     draft_rounds: DraftRounds
     clock_offset_ms: float | None = None
     """How far its clock is ahead of the coordinator's; None: not told."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    incarnation: str = ""
+    """Tells two processes at one address apart."""
+    model_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,8 @@ class ServerInfo:
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     unix_time_s: float = 0.0
     """By its own clock; 0: not told."""
+    num_requests_paused: int = 0
+    """Streams of those that run that wait for their clients to read."""
 
 
 class StreamState(Named):

@@ -51,6 +51,7 @@ class WorkerDescription:
     target_fingerprints: tuple[str, ...] = ()
     clock_offset_ms: float | None = None
     """How far its clock is ahead of ours, give or take half a round trip; None: not told."""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 async def describe(
@@ -79,6 +80,7 @@ async def describe(
         max_ahead_branches=answer.max_ahead_branches,
         target_fingerprints=tuple(answer.target_fingerprints),
         clock_offset_ms=1000 * (answer.unix_time_s - (asked_s + told_s) / 2) if answer.unix_time_s else None,
+        versions=dict(answer.versions),
     )
 
 

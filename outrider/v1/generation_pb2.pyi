@@ -566,7 +566,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("versions", "models", "workers", "num_requests_running", "num_requests_waiting", "uptime_s", "draining", "model_aliases", "unix_time_s")
+    __slots__ = ("versions", "models", "workers", "num_requests_running", "num_requests_waiting", "uptime_s", "draining", "model_aliases", "unix_time_s", "num_requests_paused")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -590,6 +590,7 @@ class GetServerInfoResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     MODEL_ALIASES_FIELD_NUMBER: _ClassVar[int]
     UNIX_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.ScalarMap[str, str]
     models: _containers.RepeatedScalarFieldContainer[str]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
@@ -599,10 +600,18 @@ class GetServerInfoResponse(_message.Message):
     draining: bool
     model_aliases: _containers.ScalarMap[str, str]
     unix_time_s: float
-    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., models: _Optional[_Iterable[str]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: _Optional[bool] = ..., model_aliases: _Optional[_Mapping[str, str]] = ..., unix_time_s: _Optional[float] = ...) -> None: ...
+    num_requests_paused: int
+    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., models: _Optional[_Iterable[str]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: _Optional[bool] = ..., model_aliases: _Optional[_Mapping[str, str]] = ..., unix_time_s: _Optional[float] = ..., num_requests_paused: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype", "numerics", "cache_counters", "draft_rounds", "clock_offset_ms")
+    __slots__ = ("role", "address", "model", "healthy", "detail", "num_sessions", "network_ms", "capacity", "drafters", "numerics_fingerprint", "weight_bytes", "dtype", "numerics", "cache_counters", "draft_rounds", "clock_offset_ms", "versions", "incarnation", "model_fingerprint")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -619,6 +628,9 @@ class WorkerStatus(_message.Message):
     CACHE_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_OFFSET_MS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     role: _worker_pb2.WorkerRole
     address: str
     model: str
@@ -635,7 +647,10 @@ class WorkerStatus(_message.Message):
     cache_counters: _worker_pb2.CacheCounters
     draft_rounds: DraftRounds
     clock_offset_ms: float
-    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics: _Optional[_Union[_worker_pb2.Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[_worker_pb2.CacheCounters, _Mapping]] = ..., draft_rounds: _Optional[_Union[DraftRounds, _Mapping]] = ..., clock_offset_ms: _Optional[float] = ...) -> None: ...
+    versions: _containers.ScalarMap[str, str]
+    incarnation: str
+    model_fingerprint: str
+    def __init__(self, role: _Optional[_Union[_worker_pb2.WorkerRole, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., healthy: _Optional[bool] = ..., detail: _Optional[str] = ..., num_sessions: _Optional[int] = ..., network_ms: _Optional[float] = ..., capacity: _Optional[_Union[_worker_pb2.WorkerCapacity, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., numerics_fingerprint: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., numerics: _Optional[_Union[_worker_pb2.Numerics, _Mapping]] = ..., cache_counters: _Optional[_Union[_worker_pb2.CacheCounters, _Mapping]] = ..., draft_rounds: _Optional[_Union[DraftRounds, _Mapping]] = ..., clock_offset_ms: _Optional[float] = ..., versions: _Optional[_Mapping[str, str]] = ..., incarnation: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class DraftRounds(_message.Message):
     __slots__ = ("num_rounds", "round_ms", "wait_ms", "num_draft_tokens", "num_accepted_draft_tokens")
