@@ -87,7 +87,9 @@ function readRequest() {
     if (field.validity.badInput) throw refusal(`${name} is not a number.`, name);
     if (field.value !== "") body[name] = Number(field.value);
   }
-  if (Math.abs(body.seed) >= SAFE_SEEDS) throw refusal("seed is too large for this page: below 9007199254740992.", "seed");
+  if (Math.abs(body.seed) >= SAFE_SEEDS) {
+    throw refusal(`seed is too large for this page: give one below ${SAFE_SEEDS}.`, "seed");
+  }
   const gamma = $("num_speculative_tokens").value;
   if (gamma !== "") body.num_speculative_tokens = Number(gamma);
   for (const name of ["drafter", "acceptance"]) if ($(name).value) body[name] = $(name).value;

@@ -53,7 +53,8 @@ export class Pane {
     for (const step of steps) {
       const round = this.tally.rounds.length + 1;
       const where = `round ${round}, γ ${step.num_draft_tokens}`;
-      this.#pieces.push(step.tokens.map((token) => ({ ...token, title: `${NAMES[token.origin]}, ${where}, id ${token.id}` })));
+      const titled = (token) => ({ ...token, title: `${NAMES[token.origin]}, ${where}, id ${token.id}` });
+      this.#pieces.push(step.tokens.map(titled));
       this.tally.add(step, now);
     }
     this.text += text;

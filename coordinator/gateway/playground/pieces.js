@@ -12,7 +12,7 @@ export class Pieces {
     for (const token of tokens) this.#waiting.push({ token, rest: Uint8Array.from(token.bytes) });
   }
 
-  /** New text, cut at the tokens that wrote it: [{text, token}]. A code point belongs to the token of its first byte. */
+  /** New text, cut at the tokens that wrote it: [{text, token}]. A code point goes with its first byte. */
   take(text) {
     const bytes = encoder.encode(text);
     const pieces = [];

@@ -46,7 +46,10 @@ export class Run {
       this.seed = /"seed":\s*(\d+)/.exec(raw)?.[1]; // may be above 2 ** 53
     }
     this.usage = value.usage ?? this.usage;
-    this.metrics = value.metrics ?? this.metrics;
+    if (value.metrics) {
+      this.metrics = value.metrics;
+      this.tally.measured(value.metrics.generation_time_ms);
+    }
     for (const choice of value.choices) {
       const text = choice.delta?.content ?? choice.text ?? "";
       const steps = choice.steps ?? [];
@@ -57,7 +60,8 @@ export class Run {
 
   #note() {
     const parts = [];
-    if (this.end === "done") parts.push(`${seconds(this.ms)} in all, ended by ${this.finish === "length" ? "max_tokens" : this.finish}`);
+    const finish = this.finish === "length" ? "max_tokens" : this.finish;
+    if (this.end === "done") parts.push(`${seconds(this.ms)} in all, ended by ${finish}`);
     if (this.usage) parts.push(`${this.usage.prompt_tokens} prompt tokens, ${this.usage.completion_tokens} new ones`);
     const first = this.metrics?.time_to_first_token_ms;
     if (first) parts.push(`first token within the service after ${seconds(first)}`);

@@ -55,7 +55,8 @@ async function ask(path, options) {
 
 function toError(told, response) {
   const { message, code = null, param = null } = told;
-  return new ServerError(message, { status: response.status, code, param, retryAfter: response.headers.get("retry-after") });
+  const retryAfter = response.headers.get("retry-after");
+  return new ServerError(message, { status: response.status, code, param, retryAfter });
 }
 
 function headers(token) {

@@ -1,5 +1,7 @@
 // Counts of one text, from the records of its rounds.
 
+const MIN_SPAN_MS = 100;
+
 export const ORIGINS = ["accepted", "correction", "bonus", "plain"];
 
 export class Tally {
@@ -12,6 +14,7 @@ export class Tally {
   #firstAt = null;
   #numFirst = 0;
   #lastAt = null;
+  #measured = null;
 
   /** A round that came at `now`, in ms. */
   add(step, now) {
@@ -42,10 +45,16 @@ export class Tally {
     return this.drafted.reduce((sum, count) => sum + count, 0);
   }
 
-  /** Since the first token, so that the wait for it does not blur it; null while there is none but the first. */
+  /** The service's own measure, once it is told: what a slow reader finds waiting comes at no rate of its own. */
+  measured(generationMs) {
+    if (generationMs > 0) this.#measured = (1000 * (this.numTokens - 1)) / generationMs;
+  }
+
+  /** Since the first token, so that the wait for it does not blur it; null while too little has come to tell. */
   get tokensPerSecond() {
+    if (this.#measured !== null) return this.#measured;
     const ms = this.#lastAt - this.#firstAt;
-    return ms > 0 ? (1000 * (this.numTokens - this.#numFirst)) / ms : null;
+    return ms >= MIN_SPAN_MS ? (1000 * (this.numTokens - this.#numFirst)) / ms : null;
   }
 
   get tokensPerRound() {

@@ -31,8 +31,8 @@ export class Comparison {
       this.speculative.finish === this.plain.finish;
     if (!isEqual) return this.#different();
     if (!this.speculative.tally.numDrafted) {
-      const text = `Equal, ${tokens(ids.length)}, but nothing was drafted, so this shows nothing. Choose a γ. ${this.#race()}`;
-      return { kind: "inconclusive", text };
+      const text = `Equal, ${tokens(ids.length)}, but nothing was drafted, so this shows nothing. Choose a γ.`;
+      return { kind: "inconclusive", text: `${text} ${this.#race()}` };
     }
     return { kind: "equal", text: `The texts are equal: ${tokens(ids.length)}, each the same. ${this.#race()}` };
   }
@@ -41,8 +41,8 @@ export class Comparison {
     const where = `The texts differ from token ${this.#agreed + 1} on`;
     if (!this.isGreedy && this.speculative.acceptance !== "coupled") {
       const rule = this.speculative.acceptance ?? "this rule";
-      const text = `${where}, as they may: under ${rule} both follow the target's law. Choose coupled for one text. ${this.#race()}`;
-      return { kind: "inconclusive", text };
+      const text = `${where}, as they may: under ${rule} both follow the target's law. Choose coupled for one text.`;
+      return { kind: "inconclusive", text: `${text} ${this.#race()}` };
     }
     const ids = [this.speculative, this.plain].map(({ requestId }) => requestId).join(" and ");
     const text = `${where}, and should not: rounding of a target without numerics=exact, or a bug. Requests ${ids}.`;
@@ -54,8 +54,8 @@ export class Comparison {
     if (this.speculative.end !== "done" || this.plain.end !== "done") return "";
     const first = ours <= theirs ? "Speculative" : "Plain";
     const [fast, slow] = [Math.min(ours, theirs), Math.max(ours, theirs)];
-    const times = (slow / fast).toFixed(2);
-    return `${first} finished first: ${seconds(fast)} against ${seconds(slow)}, ${times} times as fast, sharing the machine.`;
+    const times = `${(slow / fast).toFixed(2)} times as fast`;
+    return `${first} finished first: ${seconds(fast)} against ${seconds(slow)}, ${times}, sharing the machine.`;
   }
 }
 

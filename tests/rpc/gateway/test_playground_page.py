@@ -2,6 +2,7 @@
 times are printed, and fail nothing."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest_asyncio
 from browser import Browser, BrowserError, chromium
 from conftest import require_tool, scaled
 from gateway_stack import Front, chatty, front
+
+from outrider.serving.tokens import line_for, new_token
 
 pytestmark = [pytest.mark.outside, pytest.mark.asyncio(loop_scope="module")]
 
@@ -142,6 +145,29 @@ async def test_tokens_are_coloured_and_counted_and_plain_is_equal(served: Front,
     print(f"plain {plain['firstMs']} ms, longest time between two frames {frame_ms:.0f} ms; {verdict}")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "texts", "cut"),
+    [
+        (["Hi", " th", "ere"], ["Hi ther", "e"], [["Hi", 0], [" th", 1], ["er", 2], ["e", 2]]),
+        (["a", b"\xf0\x9f", b"\x98\x80", "b"], ["a", "😀b"], [["a", 0], ["😀", 1], ["b", 3]]),
+        (["<|special|>", "x"], ["x"], [["x", 1]]),
+        ([b"\xff", "z"], ["\ufffdz"], [["\ufffdz", 1]]),
+    ],
+    ids=["held back", "parts of a code point", "left out", "no code point"],
+)
+async def test_text_is_cut_at_the_tokens_that_wrote_it(
+    page: Browser, tokens: list[str | bytes], texts: list[str], cut: list[list[Any]]
+) -> None:
+    written = [token.encode() if isinstance(token, str) else token for token in tokens]
+    given = [{"id": index, "bytes": list(one)} for index, one in enumerate(written)]
+    told = await page.run(
+        "import('./pieces.js').then(({Pieces}) => { const pieces = new Pieces();"
+        f" pieces.push({json.dumps(given)}); return {json.dumps(texts)}"
+        ".flatMap((text) => pieces.take(text)).map(({text, token}) => [text, token.id]); })"
+    )
+    assert told == cut
+
+
 async def test_one_seed_gives_one_text_under_coupled_only(page: Browser) -> None:
     await choose(page, compare=True, temperature="1", acceptance="coupled")
     await run(page)
@@ -192,6 +218,27 @@ async def test_errors_are_told_as_the_server_says_them(served: Front, page: Brow
     await choose(page, temperature="0")
     await run(page)
     assert await page.run("document.getElementById('error').hidden")
+
+
+async def test_a_token_opens_the_service(page: Browser, tmp_path: Path) -> None:
+    token = new_token()
+    (tmp_path / "tokens").write_text(line_for(token, "reader") + "\n")
+    async with front(chatty(TARGET), None, coordinator={"tokens_file": str(tmp_path / "tokens")}) as closed:
+        await page.go(f"{closed.url}/playground/")
+        await page.until("!document.getElementById('error').hidden")
+        error = (await closed.http.get("/v1/models")).json()["error"]
+        assert (await text_of(page, "#error")).startswith(f"{error['message']} (HTTP 401, ")
+        assert await page.run("document.activeElement.id") == "token"
+        page.errors.clear()  # the browser logs every answer that is not 200
+        await page.send("Input.insertText", text=token)
+        await page.press("Tab", code=9)
+        await page.until("document.getElementById('model').options.length")
+        await choose(page, max_tokens="5")
+        await run(page)
+        assert (await panes(page))[0]["state"] == "done"
+        assert await page.run("Object.keys(localStorage).concat(document.cookie || []).length") == 0
+        assert [url for url in page.requests if token in url] == []
+        page.requests[:] = [url for url in page.requests if not url.startswith(closed.url)]
 
 
 async def test_nothing_else_can_run_in_the_page_or_be_reached_from_it(served: Front, page: Browser) -> None:
