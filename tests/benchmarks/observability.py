@@ -2,8 +2,8 @@
 
 Two stacks of real processes over toys whose passes cost nothing, so that all time is ours, side by side. Every prompt
 is run on both in turn, in changing order. Told are the median over pairs, and the processor time of the services, which
-other work on the machine disturbs less. Settings are variables: PAIRS, TOKENS, STREAMS, SCRAPE_S, TOY, SAMPLE_RATIO.
-The last line is one JSON object.
+other work on the machine disturbs less. Settings are variables: PAIRS, TOKENS, STREAMS, SCRAPE_S, TOY, SAMPLE_RATIO,
+CONTROL. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ STREAMS = int(os.environ.get("STREAMS", "4"))
 SCRAPE_S = float(os.environ.get("SCRAPE_S", "15"))
 SAMPLE_RATIO = float(os.environ.get("SAMPLE_RATIO", "0"))
 TOY = os.environ.get("TOY", "toy:vocab=512,seed=1")
+CONTROL = os.environ.get("CONTROL", "0") == "1"
+"""Neither stack is watched: what is told then is the noise of this machine."""
 AIM_PERCENT = 2.0
 
 
@@ -71,8 +73,10 @@ async def measure() -> dict[str, Any]:
     ports = [free_port() for _ in range(3)]
     # nobody is there: what is not sampled must not care
     traced = {"otlp_endpoint": f"http://127.0.0.1:{free_port()}"}
-    watched = [{**traced, "metrics_port": port} for port in ports]
+    watched: list[dict[str, Any]] = [{**traced, "metrics_port": port} for port in ports]
     watched[0]["trace_sample_ratio"] = SAMPLE_RATIO
+    if CONTROL:
+        ports, watched = [], [{}, {}, {}]
     quiet = {"log_level": "warning"}
     draft = f"{TOY},agreement=0.8"
     async with AsyncExitStack() as cleanup:
@@ -103,6 +107,7 @@ async def measure() -> dict[str, Any]:
         "num_pairs": PAIRS,
         "num_streams": STREAMS,
         "sample_ratio": SAMPLE_RATIO,
+        "is_control": CONTROL,
         "tokens_per_s_unwatched": statistics.median(plain_speed for plain_speed, _ in speeds),
         "tokens_per_s_watched": statistics.median(watched_speed for _, watched_speed in speeds),
         "overhead_percent": 100 * (1 - statistics.median(ratios)),
