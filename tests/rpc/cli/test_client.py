@@ -166,7 +166,7 @@ def test_every_option_reaches_its_field() -> None:
         "num_speculative_tokens": 0, "max_speculative_tokens": 4, "drafter": "lookup",
         "acceptance": AcceptanceRule.TOKEN, "report_steps": True, "model": "m", "request_id": "r", "priority": -1,
         "resume_token_ids": [1, 2], "resume_choice": 1, "prompt_hash": 2**64 - 1, "allowed_token_ids": [4, 9],
-        "bad_words": ["c", "d"], "model_fingerprint": "f",
+        "bad_words": ["c", "d"], "model_fingerprint": "f", "record": True,
     }  # fmt: skip
     one_of = {"json_schema", "regex", "grammar"}
     of_chat = {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
