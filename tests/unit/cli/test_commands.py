@@ -26,8 +26,8 @@ from outrider.settings import CoordinatorSettings
 
 COMMANDS = [
     ["up"], ["coordinator"], ["draft-worker"], ["target-worker"], ["gateway"], ["generate"], ["chat"], ["doctor"],
-    ["verify"], ["bench"], ["plan"], ["trace"], ["top"], ["demo"], ["draft-vocab"], ["distill"], ["models"],
-    ["models", "list"], ["models", "get"], ["models", "info"], ["ray"], ["ray", "up"], ["ray", "down"],
+    ["verify"], ["audit"], ["bench"], ["plan"], ["trace"], ["top"], ["token"], ["demo"], ["draft-vocab"], ["distill"],
+    ["models"], ["models", "list"], ["models", "get"], ["models", "info"], ["ray"], ["ray", "up"], ["ray", "down"],
 ]  # fmt: skip
 PAIR = ["--target=toy:vocab=16,seed=1", "--draft=toy:vocab=16,seed=1,agreement=0.5"]
 
