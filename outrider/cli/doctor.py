@@ -9,25 +9,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import psutil
 import typer
 from packaging.requirements import Requirement
 from pydantic import ValidationError
+from rich.text import Text
 
 from outrider.cli.bundles import known_models
 from outrider.cli.check import Check
 from outrider.cli.console import EXIT_FAILURE, describe_failure, err, out, print_json, reporting_errors
+from outrider.cli.doctor_bundle import write_bundle
+from outrider.cli.doctor_fleet import check_coordinator, check_security
 from outrider.cli.doctor_heads import check_heads
+from outrider.cli.doctor_limits import check_files, check_limits, num_cores, read_limits
 from outrider.cli.flags import CLIENT_VARIABLES
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
-from outrider.errors import OutriderError
+from outrider.errors import InvalidArgument, OutriderError
 from outrider.serving import huge_pages
-from outrider.settings import PREFIX, DraftWorkerSettings, TargetWorkerSettings, WorkerSettings, unknown_variables
+from outrider.settings import (
+    PREFIX,
+    CoordinatorSettings,
+    DraftWorkerSettings,
+    TargetWorkerSettings,
+    WorkerSettings,
+    unknown_variables,
+)
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -38,9 +50,25 @@ def register(app: typer.Typer) -> None:
 
 
 def _command(
-    target: Target = DEFAULT_MODEL, draft: Draft = AUTO_DRAFT, heads: Heads = AUTO_HEADS, as_json: Json = False
+    target: Target = DEFAULT_MODEL,
+    draft: Draft = AUTO_DRAFT,
+    heads: Heads = AUTO_HEADS,
+    address: Annotated[
+        str,
+        typer.Option("--address", "-a", envvar="OUTRIDER_ADDRESS", help="Check this coordinator and its workers too."),
+    ] = "",
+    models: Annotated[bool, typer.Option("--models/--no-models", help="Load target and draft and check them.")] = True,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Write what was found, versions, settings and metrics into this .zip, no secrets."),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option(help="host:port of /metrics to put into the bundle; may be given several times.")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Check versions, settings, ports, memory, GPU, threads, tokenizers of target and draft, exact numerics, heads.
+    """Check versions, settings, access, ports, limits, memory, GPU, threads, both models, exact numerics, heads; with
+    --address a running coordinator and its workers.
 
     Exit code 1 if a check fails.
     """
@@ -48,29 +76,55 @@ def _command(
     with reporting_errors():
         chosen_heads = choose_heads(target, heads)
         chosen = choose_draft(target, draft, chosen_heads)
-    for check in run_checks(target, chosen, chosen_heads):
+        if metrics and bundle is None:
+            raise InvalidArgument("metrics go into a bundle: give --bundle FILE too", field="metrics")
+        if bundle is not None:
+            bundle.touch()  # a folder that is not there is told now and not after the checks
+    for check in run_checks(target, chosen, chosen_heads, with_models=models):
         checks.append(check)
         if not as_json:
-            out.print(f"[{_COLOURS[check.state]}]{check.state:>4}[/]  [bold]{check.name}[/]: {check.detail}")
-            if check.fix:
-                out.print(f"        fix: {check.fix}", markup=False)
+            _print(check)
+    info = None
+    if address:
+        found, info = check_coordinator(address)
+        checks += found
+        if not as_json:
+            for check in found:
+                _print(check)
+    if bundle is not None:
+        with reporting_errors():
+            names = write_bundle(bundle, checks, info, metrics or ())
+        err.print(f"{bundle} holds {', '.join(names)}", markup=False)
     failed = [check for check in checks if check.state == "fail"]
     if as_json:
         print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     raise SystemExit(EXIT_FAILURE if failed else 0)
 
 
-def run_checks(target: str, draft: str | None, heads: Sequence[str] = ()) -> Iterator[Check]:
-    """Every check, in the order that a fix would take."""
+def _print(check: Check) -> None:
+    line = Text.assemble((f"{check.state:>4}", _COLOURS[check.state]), "  ", (check.name, "bold"), f": {check.detail}")
+    out.print(line)
+    if check.fix:
+        out.print(f"        fix: {check.fix}", markup=False)
+
+
+def run_checks(
+    target: str, draft: str | None, heads: Sequence[str] = (), *, with_models: bool = True
+) -> Iterator[Check]:
+    """Every check of this machine, in the order that a fix would take."""
     yield from check_packages()
     yield check_variables()
     yield from check_model_variable()
     settings = list(check_settings())
     yield from settings
+    yield from check_access()
     yield check_threads()
     yield check_pages()
+    with suppress(ValidationError):  # told above
+        yield from check_limits(WorkerSettings(), read_limits(), num_cores())
+        yield check_files(CoordinatorSettings())
     yield from check_gpu()
-    if all(check.state != "fail" for check in settings):  # loading reads them too
+    if with_models and all(check.state != "fail" for check in settings):  # loading reads them too
         yield from check_models(target, draft)
         yield from check_heads(target, heads)
 
@@ -127,6 +181,13 @@ def check_settings() -> Iterator[Check]:
         yield _check_port(host, port, roles)
 
 
+def check_access() -> Iterator[Check]:
+    """Of each service whose settings can be read."""
+    for role, cls in SETTINGS.items():
+        with suppress(ValidationError):
+            yield check_security(role, cls())
+
+
 def _check_port(host: str, port: int, roles: list[str]) -> Check:
     name = f"port {port} ({', '.join(roles)})"
     fault = listen_fault(host, port)
@@ -142,7 +203,7 @@ def _check_port(host: str, port: int, roles: list[str]) -> Check:
 
 
 def check_threads() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if limit.isdigit() and int(limit) > cores:
         return Check(

@@ -1,0 +1,115 @@
+"""The file that `outrider doctor --bundle` writes for whoever helps: what was found, versions, settings, metrics, the
+coordinator's account. No token, key, prompt or text is in it; paths of such files are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from packaging.requirements import Requirement
+from pydantic import ValidationError
+
+from outrider.cli.check import Check
+from outrider.cli.console import describe_failure
+from outrider.cli.doctor_limits import num_cores, read_limits
+from outrider.cli.services import SETTINGS
+from outrider.server_info import ServerInfo
+from outrider.settings import PREFIX
+
+REDACTED = "(redacted)"
+METRICS_TIMEOUT_S = 5.0
+MAX_METRICS_BYTES = 16 << 20
+_SECRET = re.compile(r"(^|_)(token|secret|password|api_key|credentials)$", re.IGNORECASE)
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def write_bundle(
+    path: Path, checks: Sequence[Check], info: ServerInfo | None, metrics: Sequence[str] = ()
+) -> list[str]:
+    """A zip file; the names of what it holds. metrics: addresses of /metrics endpoints. Raises OSError."""
+    parts: dict[str, str] = {
+        "checks.json": _json([dataclasses.asdict(check) for check in checks]),
+        "versions.json": _json(_versions()),
+        "settings.json": _json(_settings()),
+        "environment.json": _json(redacted({k: v for k, v in os.environ.items() if k.startswith(PREFIX)})),
+        "system.json": _json(_system()),
+    }
+    if info is not None:
+        parts["server_info.json"] = _json(dataclasses.asdict(info))
+    for number, address in enumerate(metrics):
+        parts[f"metrics-{number}.txt"] = f"# {_LOGIN.sub('', address)}\n{_fetched(address)}"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, text in parts.items():
+            bundle.writestr(name, text)
+    return list(parts)
+
+
+def redacted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the values of secrets, and without logins in addresses."""
+    told = {}
+    for name, value in values.items():
+        if _SECRET.search(name) and value:
+            value = REDACTED
+        told[name] = _LOGIN.sub(f"{REDACTED}@", value) if isinstance(value, str) else value
+    return told
+
+
+def _settings() -> dict[str, Any]:
+    """Those that each service would have here."""
+    told: dict[str, Any] = {}
+    for role, cls in SETTINGS.items():
+        try:
+            told[role] = redacted(cls().model_dump(mode="json"))
+        except ValidationError as error:
+            told[role] = {"error": _LOGIN.sub("", describe_failure(error)[0])}
+    return told
+
+
+def _versions() -> dict[str, str]:
+    told = {"python": platform.python_version(), "platform": platform.platform(), "outrider": version("outrider")}
+    for text in requires("outrider") or []:
+        name = Requirement(text).name
+        try:
+            told[name] = version(name)
+        except PackageNotFoundError:
+            told[name] = "not installed"
+    return told
+
+
+def _system() -> dict[str, Any]:
+    memory = psutil.virtual_memory()
+    return {
+        "machine": platform.machine(),
+        "num_cores": num_cores(),
+        "memory_bytes": memory.total,
+        "available_bytes": memory.available,
+        "limits": dataclasses.asdict(read_limits()),
+    }
+
+
+def _fetched(address: str) -> str:
+    """The metrics, or why there are none."""
+    url = address if "://" in address else f"http://{address}/metrics"
+    if not url.startswith(("http://", "https://")):
+        return f"# not fetched: {address} is no http address"
+    try:
+        with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as answer:
+            text: str = answer.read(MAX_METRICS_BYTES).decode(errors="replace")
+            return text
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        return f"# not fetched: {error}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str) + "\n"
