@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,11 +20,11 @@ from coordinator.gamma.policy import Candidate, GammaPolicy
 from coordinator.gamma.shared import PairEstimates, SharedEstimates
 from coordinator.gamma.told import draft_candidates, target_candidates, tell
 from coordinator.local_drafts import LocalDrafts, LocalMemory
-from coordinator.peer import Peer
+from coordinator.peer import WORKER_LOST, WORKER_SILENT, Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink
-from outrider.errors import Aborted, OutriderError
+from outrider.errors import OutriderError, Unavailable
 from outrider.server_info import DraftRounds
 from outrider.serving import session_calls as wire
 from outrider.serving.worker_calls import describe
@@ -127,6 +127,14 @@ class SessionPool:
             return True
         return found.incarnation != link.incarnation
 
+    def num_other_deaths(self, incarnations: Collection[str]) -> int:
+        """Workers lost of late, besides these, that no stream is known to have killed."""
+        return self._directory.deaths.num_besides(incarnations)
+
+    def killed(self, incarnations: Collection[str]) -> None:
+        """A stream has killed these."""
+        self._directory.deaths.explained(incarnations)
+
     def connect_standby(self, stream: Stream, avoid: str) -> TargetLink:
         request, numerics = stream.request, self._numerics.get(stream, "")
         worker = self._directory.pick_target(
@@ -148,8 +156,10 @@ class SessionPool:
             return
         worker.num_sessions -= 1
         worker.num_promised_blocks -= self._promised_to.pop(link, 0)
-        if error is not None and getattr(error, "status", "") == "UNAVAILABLE" and not isinstance(error, Aborted):
+        if isinstance(error, Unavailable):
             worker.suspect()
+            if isinstance(link, TargetLink) and error.reason in (WORKER_LOST, WORKER_SILENT):
+                self._directory.deaths.lost(link.incarnation)
 
     def num_streams(self, link: DraftLink) -> int:
         return self._sessions[link].num_sessions

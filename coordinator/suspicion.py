@@ -7,6 +7,10 @@ that gets them is cleared. One whose worker dies in that time, too, was the only
 not come past them: it has killed both, fails alone, and no third worker is asked. Those that waited for their turn are
 as suspected as before, and no more.
 
+Unless workers die anyway: where others were lost of late, at which the stream was not present and that no stream is
+known to have killed (`coordinator.fleet.deaths`), a machine that failed or a wave of preemptions is as good a reason,
+and it is tried alone once more.
+
 What dies at the same token every time is found by that. What kills a little later each time is not, and is stopped by
 the number of deaths with hardly a token between.
 """
@@ -18,6 +22,8 @@ TRIAL_TOKENS = 4
 CLOSE_TOKENS = 32
 MAX_CLOSE_DEATHS = 8
 """In a row, with fewer than CLOSE_TOKENS tokens from each to the next."""
+MAX_SPARED = 1
+"""Times that the deaths of others speak for it, in such a row."""
 
 
 class Suspicion:
@@ -27,8 +33,10 @@ class Suspicion:
         self.is_suspect = False
         self._num_trial_tokens = 0
         """Left; 0: it is not on trial."""
-        self._num_close_deaths = 0
+        self._num_close_deaths = self._num_spared = 0
         self._died_at = -CLOSE_TOKENS
+        self.present_at: set[str] = set()
+        """Incarnations of the workers of these deaths."""
 
     def on_trial(self, num_tokens: int) -> None:
         """Its turn has come: from now on it is computed alone among suspects, until it has so many tokens."""
@@ -44,14 +52,25 @@ class Suspicion:
         """What was asked when a worker died has been answered by another one."""
         self.is_suspect, self._num_trial_tokens = False, 0
 
-    def died(self, length: int) -> bool:
+    def died(self, length: int, incarnation: str) -> bool:
         """A worker died, or fell silent, while it computed the stream, whose log had this length. Returns whether that
-        was the stream's doing."""
-        self._num_close_deaths = self._num_close_deaths + 1 if length - self._died_at < CLOSE_TOKENS else 1
+        was the stream's doing, as far as its own deaths tell."""
+        if length - self._died_at >= CLOSE_TOKENS:
+            self._num_close_deaths = self._num_spared = 0
+            self.present_at.clear()
+        self._num_close_deaths += 1
         self._died_at = length
+        self.present_at.add(incarnation)
         was_on_trial = self._num_trial_tokens > 0
         self.is_suspect, self._num_trial_tokens = True, 0
         return was_on_trial or self._num_close_deaths > MAX_CLOSE_DEATHS
+
+    def is_spared(self, num_other_deaths: int) -> bool:
+        """Whether it gets the benefit of the doubt: so many workers died of late without it."""
+        if not num_other_deaths or self._num_spared >= MAX_SPARED:
+            return False
+        self._num_spared += 1
+        return True
 
     def interrupted(self) -> None:
         """Its session ended in another way: its trial, if there was one, is to be held again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import Protocol
 
@@ -40,6 +40,12 @@ class TargetPool(Protocol):
 
     async def has_died(self, link: TargetLink) -> bool:
         """Whether the process behind a link that is lost answers no more."""
+
+    def num_other_deaths(self, incarnations: Collection[str]) -> int:
+        """Workers lost of late, besides these, that no stream is known to have killed."""
+
+    def killed(self, incarnations: Collection[str]) -> None:
+        """A stream has killed these."""
 
     def disconnect(self, link: TargetLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
@@ -219,8 +225,7 @@ class TargetSide:
         cause, statistics = cause_of(error), self._stream.statistics
         is_guilty = False
         if cause in SUDDEN and link.was_asked:
-            # a broken connection alone is no death
-            is_guilty = self._suspicion.died(self._stream.log.length) and await self._pool.has_died(link)
+            is_guilty = await self._is_guilty_of(link)
         else:
             self._suspicion.interrupted()
         if cause:
@@ -231,6 +236,7 @@ class TargetSide:
         if not cause:
             raise in_request_terms(error)
         if is_guilty:
+            self._pool.killed(self._suspicion.present_at)
             statistics.count_poisoned()
             raise Internal(
                 "target workers died one after another while they computed this request, and no other one is asked; "
@@ -238,6 +244,13 @@ class TargetSide:
                 reason="POISONED_REQUEST",
             )
         self._failover.lost(error, cause, link.address, _now())
+
+    async def _is_guilty_of(self, link: TargetLink) -> bool:
+        """Whether the stream has killed the worker that it is lost with."""
+        suspicion = self._suspicion
+        if not suspicion.died(self._stream.log.length, link.incarnation) or not await self._pool.has_died(link):
+            return False  # a broken connection alone is no death
+        return not suspicion.is_spared(self._pool.num_other_deaths(suspicion.present_at))
 
     def _own_drafts(self, choice: Choice, link: TargetLink) -> tuple[str, int, tuple[int, ...]]:
         """What the worker is to draft at every step; nothing where it has not the drafter that the lost one had."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 
+from outrider.errors import Aborted
+
 MAX_UNASKED_S = 2.0
 """A turn in which nothing is asked ends: whoever it was told to may be frozen."""
 
@@ -32,6 +34,7 @@ class Turn:
     def __init__(self, alone: asyncio.Lock) -> None:
         self._alone = alone
         self._num_tokens_left = 0
+        self._has_lapsed = False
         self._lapse: asyncio.TimerHandle | None = None
 
     async def take(self, num_tokens: int) -> None:
@@ -39,15 +42,23 @@ class Turn:
         it is `used` soon, it lapses."""
         if not self._num_tokens_left:
             await self._alone.acquire()
+        self._has_lapsed = False
         self.used()
         self._num_tokens_left = num_tokens
-        self._lapse = asyncio.get_running_loop().call_later(MAX_UNASKED_S, self.end)
+        self._lapse = asyncio.get_running_loop().call_later(MAX_UNASKED_S, self._lapses)
 
     def used(self) -> None:
-        """The session's question has come, or will never. Harmless when repeated, or when no turn was taken."""
+        """The session's question has come. Harmless when repeated, or when no turn was taken. Raises Aborted where it
+        comes too late: whoever asks takes the session for alone, and others have their turn."""
         if self._lapse is not None:
             self._lapse.cancel()
             self._lapse = None
+        if self._has_lapsed:
+            raise Aborted(
+                f"the session was asked nothing for {MAX_UNASKED_S:g} s in its turn among suspects: open it again",
+                reason="SESSION_LOST",
+                retry_delay_s=0.0,
+            )
 
     def decided(self, num_tokens: int) -> None:
         """So many tokens more stand: the session is cleared with the last of its turn."""
@@ -56,9 +67,15 @@ class Turn:
         elif self._num_tokens_left:
             self._num_tokens_left -= num_tokens
 
+    def _lapses(self) -> None:
+        self.end()
+        self._has_lapsed = True
+
     def end(self) -> None:
         """Harmless when repeated, or when it was never taken."""
-        self.used()
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._lapse = None
         if self._num_tokens_left:
             self._num_tokens_left = 0
             self._alone.release()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from coordinator.fleet.deaths import Deaths
 from coordinator.fleet.limits import Limits, together
 from coordinator.fleet.picking import Draft, Target, best_draft, best_target
 from coordinator.fleet.standing import Standing, Standings
@@ -46,6 +47,8 @@ class WorkerDirectory:
         """By model, and when they were found."""
         self._leaving: list[WorkerRecord] = []
         self._standings = Standings(settings)
+        self.deaths = Deaths()
+        """Of targets."""
         self._sweeper: asyncio.Task[None] | None = None
         self._probe_timeout_s = max(PROBE_TIMEOUT_S, settings.peer_timeout_s)
 
@@ -218,7 +221,13 @@ class WorkerDirectory:
             worker = None
         if worker is None:
             worker = self._workers[address] = WorkerRecord(
-                address, role, self._on_change, self._probe_timeout_s, self._dialer, self._settings.max_request_s
+                address,
+                role,
+                self._on_change,
+                self._probe_timeout_s,
+                self._dialer,
+                self._settings.max_request_s,
+                self.deaths if role == TARGET else None,
             )
         worker.held_until[holder] = time.monotonic() + lease_s
         return worker

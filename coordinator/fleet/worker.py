@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import grpc
 
+from coordinator.fleet.deaths import Deaths
 from coordinator.fleet.limits import Foreign, Limits, limits_of
 from coordinator.gamma.median import Median
 from coordinator.model import TextTools, build_text_tools
@@ -39,8 +40,9 @@ class WorkerRecord:
         probe_timeout_s: float = PROBE_TIMEOUT_S,
         dialer: Dialer | None = None,
         max_session_s: float = 0.0,
+        deaths: Deaths | None = None,
     ) -> None:
-        """max_session_s: no session outlasts it."""
+        """max_session_s: no session outlasts it. deaths: where it is told when it is lost, and when it answers."""
         self.address = address
         self.role = role
         self._probe_timeout_s = probe_timeout_s
@@ -63,6 +65,7 @@ class WorkerRecord:
         self.first_probe = asyncio.Event()
         self._dialer = dialer or Dialer()
         self._max_session_s = max_session_s
+        self._deaths = deaths or Deaths()
         self._dialled = self._dialer.version
         self.channel: grpc.aio.Channel = self._dialer.open(address, WORKER_NAMES.get(role, ""))
         self._retired: list[asyncio.Task[None]] = []
@@ -146,6 +149,8 @@ class WorkerRecord:
                 level = logging.WARNING if was_lost and detail != NOT_SERVING else logging.INFO
                 log.log(level, "%s worker %s: %s", self.role, self.address, detail or "healthy")
                 self._on_change()
+            if was_lost and detail != NOT_SERVING and self.description is not None:
+                self._deaths.lost(self.description.incarnation)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_INTERVAL_S if answered else RETRY_INTERVAL_S):
                     await self._kicked.wait()
@@ -177,7 +182,10 @@ class WorkerRecord:
         try:
             known, timeout_s = self.description, self._probe_timeout_s
             found = await self._describe(without_tokenizer=known is not None)
+            self._deaths.answers(found.incarnation)
             if known is not None and found.incarnation != known.incarnation:
+                if self.answers:
+                    self._deaths.lost(known.incarnation)
                 known, found = None, await self._describe(without_tokenizer=False)
             if known is None:
                 self.draining = False

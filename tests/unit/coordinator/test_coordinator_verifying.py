@@ -11,6 +11,7 @@ import pytest
 
 import coordinator.failover as failover
 from coordinator.failover import MAX_FORGOTTEN
+from coordinator.fleet.deaths import Deaths
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.peer import WORKER_LOST, WORKER_SILENT
 from coordinator.request import ResolvedRequest
@@ -56,6 +57,7 @@ class Link:
 
     def __init__(self, pool: Pool, address: str) -> None:
         self.pool, self.address, self.closed, self.was_asked = pool, address, False, False
+        self.incarnation = f"process at {address}"
 
     async def open(self, opening: TargetOpening) -> Timed:
         self._opened(opening, "opens")
@@ -112,6 +114,7 @@ class Pool:
         self.errors: list[Any] = []
         self.num_open = 0
         self.dies = True
+        self.deaths = Deaths()
         self.changed = asyncio.Event()
 
     def error_at(self, address: str, moment: str) -> OutriderError | None:
@@ -128,7 +131,15 @@ class Pool:
     async def has_died(self, link: Any) -> bool:
         return self.dies
 
+    def num_other_deaths(self, incarnations: Any) -> int:
+        return self.deaths.num_besides(incarnations)
+
+    def killed(self, incarnations: Any) -> None:
+        self.deaths.explained(incarnations)
+
     def disconnect(self, link: Any, error: Exception | None = None) -> None:
+        if error in (DIED, SILENT):
+            self.deaths.lost(link.incarnation)
         self.num_open -= 1
         self.errors.append(error)
 
@@ -348,6 +359,43 @@ async def test_a_worker_that_still_answers_was_not_killed() -> None:
     assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
     assert pool.suspected == [0, 1, 1]
     assert not counts.num_poisoned
+
+
+async def test_where_workers_die_anyway_a_suspect_is_tried_alone_once_more_and_no_further_time() -> None:
+    side, pool, _, counts = await begun("a", "b", "c", "d")
+    pool.deaths.lost("one that computed others")
+    for address in "ab":
+        pool.faults[address, "computes"] = [DIED]
+    await side.verify(DRAFTS)
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
+    assert pool.suspected == [0, 1, 1], "alone"
+    assert not counts.num_poisoned
+
+    side, pool, _, counts = await begun("a", "b", "c", "d")
+    pool.deaths.lost("one that computed others")
+    for address in "abc":
+        pool.faults[address, "computes"] = [DIED]
+    with pytest.raises(Internal) as failure:
+        await side.verify(DRAFTS)
+    assert failure.value.reason == "POISONED_REQUEST"
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)], "no fourth worker"
+    assert counts.num_poisoned == 1
+
+
+async def test_a_stream_that_comes_again_is_not_spared_for_the_workers_that_it_has_killed_before() -> None:
+    side, pool, _, _ = await begun("a", "b")
+    for address in "ab":
+        pool.faults[address, "computes"] = [DIED]
+    with pytest.raises(Internal):
+        await side.verify(DRAFTS)
+    pool.deaths.lost("process at b")  # as a probe finds it, later
+    again, other, _, _ = await begun("c", "d", "e")
+    other.deaths = pool.deaths
+    for address in "cd":
+        other.faults[address, "computes"] = [DIED]
+    with pytest.raises(Internal):
+        await again.verify(DRAFTS)
+    assert other.questions == [("c", 3), ("d", 3)]
 
 
 async def test_a_suspect_that_waits_for_its_turn_when_the_next_worker_dies_is_no_worse() -> None:

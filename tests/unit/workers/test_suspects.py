@@ -3,9 +3,11 @@
 import asyncio
 import random
 
+import pytest
 from conftest import scaled
 
 import target_worker.suspects as suspects_module
+from outrider.errors import Aborted
 from target_worker.suspects import Suspects
 
 
@@ -73,9 +75,15 @@ async def test_a_turn_that_nobody_uses_lapses_and_one_that_is_used_does_not(monk
     waiting = asyncio.create_task(last.take(1))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    frozen.decided(1)  # it wakes, too late: the turn is another's
+    with pytest.raises(Aborted):
+        frozen.used()  # it wakes, too late: the turn is another's, and it must not pass for alone
+    frozen.decided(1)
     frozen.end()
     await asyncio.sleep(0.01)
     assert not waiting.done()
     asks.decided(1)
+    asks.used()
     await asyncio.wait_for(waiting, 5)
+    last.end()
+    await asyncio.wait_for(frozen.take(1), 5)
+    frozen.used()
