@@ -150,5 +150,8 @@ def load_fleet(path: Path) -> Fleet:
     except OutriderError as error:
         raise ConfigError(f"{path}: {error.message}") from error
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'fleet'}: {e['msg']}" for e in error.errors()]
+        lines = [
+            f"{'.'.join(map(str, fault['loc'])) or 'fleet'}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
+        ]
         raise ConfigError(f"{path}: {'; '.join(lines)}") from error

@@ -4,6 +4,7 @@ they are not asked for."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -133,7 +134,7 @@ def _keys(quit_: asyncio.Event) -> Iterator[None]:
     before = termios.tcgetattr(descriptor)
 
     def typed() -> None:
-        if sys.stdin.buffer.read1(64).lower().find(b"q") >= 0:  # type: ignore[attr-defined]
+        if b"q" in os.read(descriptor, 64).lower():
             quit_.set()
 
     tty.setcbreak(descriptor)
