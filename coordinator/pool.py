@@ -86,6 +86,8 @@ class SessionPool:
             cached=self._prefixes.cached(keys),
             numerics=self._numerics.get(stream, ""),
             standby=standby,
+            num_cached_tokens=request.num_cached_tokens,
+            max_draft_tokens=request.max_draft_tokens,
         )
         self._prefixes.remember(keys, worker.address)
         if worker.description is not None:
@@ -138,7 +140,11 @@ class SessionPool:
     def connect_standby(self, stream: Stream, avoid: str) -> TargetLink:
         request, numerics = stream.request, self._numerics.get(stream, "")
         worker = self._directory.pick_target(
-            request.model, request.model_fingerprint, frozenset({avoid}), numerics=numerics
+            request.model,
+            request.model_fingerprint,
+            frozenset({avoid}),
+            numerics=numerics,
+            num_cached_tokens=request.num_cached_tokens,
         )
         call = wire.target_call(worker.channel, self._timeout_s(stream), worker.metadata)
         peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)

@@ -120,20 +120,20 @@ class WorkerDirectory:
         cached: Mapping[str, int] = NOTHING_CACHED,
         numerics: str = "",
         standby: str = "",
+        num_cached_tokens: int = 0,
+        max_draft_tokens: int = 0,
     ) -> WorkerRecord:
         """The healthy worker of these weights for the next stream, see `best_target`. Raises Unavailable.
 
         cached: tokens of the prompt that workers have probably computed, by address. numerics: fingerprint of the
         worker that had the stream before; empty: none had. standby: address of one that has its text computed.
+        num_cached_tokens, max_draft_tokens: of the stream at most. Where some worker that is known has room for them,
+        those that have not are left out; where none has, the one that is asked says what is too much.
         """
-        healthy = [
-            w
-            for w in self._serving(model)
-            if w.address not in avoid
-            and self.health(w)[0]
-            and w.description is not None
-            and w.description.model.model_fingerprint == fingerprint
-        ]
+        serving = self._serving(model)
+        known = [w for w in serving if _fingerprint_of(w) == fingerprint]
+        known = [w for w in known if w.has_room_for(num_cached_tokens, max_draft_tokens)] or known
+        healthy = [w for w in known if w.address not in avoid and self.health(w)[0]]
         best = best_target(
             Target(
                 w,
@@ -146,7 +146,10 @@ class WorkerDirectory:
             for w in healthy
         )
         if best is None:
-            details = "; ".join(f"{w.address}: {self.health(w)[1] or 'just failed'}" for w in self._serving(model))
+            details = "; ".join(
+                f"{w.address}: {self.health(w)[1] or ('just failed' if w in known else 'too small for it')}"
+                for w in serving
+            )
             raise self._no_target(f"no target worker of model {model!r} can take a stream now ({details})")
         return best
 
@@ -275,15 +278,18 @@ class WorkerDirectory:
         )
 
     def _reference(self, model: str) -> WorkerRecord:
-        """The worker whose description stands for the model: a healthy one, if any, else the first."""
+        """The worker whose description stands for the model: a healthy one, if any, else the first. Of those with the
+        same weights the one that takes the longest texts."""
         serving = self._serving(model)
-        return next((w for w in serving if not w.fault()), serving[0])
+        first = next((w for w in serving if not w.fault()), serving[0])
+        alike = (w for w in serving if not w.fault() and _fingerprint_of(w) == _fingerprint_of(first))
+        return max(alike, key=_context_of, default=first)
 
     def _served(self, name: str) -> ServedModel:
         reference, drafts = self._reference(name), self._paired(name)
         assert reference.description is not None
         assert reference.text is not None
-        described = [w.description for w in (reference, *drafts) if w.description is not None]
+        targets = [w for w in self._serving(name) if self.health(w)[0]] or [reference]
         inside = [n for w in self._serving(name) for n in _target_drafters(w)]
         offered = {
             "draft workers": tuple(dict.fromkeys(n for w in drafts for n in self._usable(w, name))),
@@ -294,11 +300,11 @@ class WorkerDirectory:
             description=reference.description.model,
             codec=reference.text.codec,
             chat_template=reference.text.chat_template,
-            max_draft_tokens=min(d.capacity.max_draft_tokens for d in described),
+            max_draft_tokens=min(w.description.capacity.max_draft_tokens for w in (*targets, *drafts) if w.description),
             drafters=tuple(dict.fromkeys(n for names in offered.values() for n in names)),
             offered={who: names for who, names in offered.items() if names},
             may_offer_more=any(worker.description is None for worker in self._workers.values()),
-            draft_model=described[1].model.model if drafts else "",
+            draft_model=drafts[0].description.model.model if drafts and drafts[0].description else "",
         )
 
     def _mismatch(self, worker: WorkerRecord) -> str:
@@ -388,6 +394,14 @@ def _reads_states_of(draft: WorkerRecord, fingerprint: str) -> bool:
 
 def _numerics_of(worker: WorkerRecord) -> str:
     return worker.description.model.numerics_fingerprint if worker.description is not None else ""
+
+
+def _fingerprint_of(worker: WorkerRecord) -> str:
+    return worker.description.model.model_fingerprint if worker.description is not None else ""
+
+
+def _context_of(worker: WorkerRecord) -> int:
+    return worker.description.model.context_length if worker.description is not None else 0
 
 
 def _tokenizer_of(worker: WorkerRecord) -> str:

@@ -107,6 +107,18 @@ class WorkerRecord:
             block_size=capacity.block_size,
         )
 
+    def has_room_for(self, num_cached_tokens: int, max_draft_tokens: int) -> bool:
+        """Whether a stream that caches so many tokens at most, with so many drafts a round, can ever run there, as a
+        target. Workers of one model may have different limits."""
+        if self.description is None:
+            return False
+        capacity = self.description.capacity
+        return (
+            num_cached_tokens < self.description.model.context_length
+            and max_draft_tokens <= capacity.max_draft_tokens
+            and -(-num_cached_tokens // max(1, capacity.block_size)) <= capacity.num_blocks
+        )
+
     def suspect(self) -> None:
         """A stream lost this worker: no new ones until it has answered again, which is asked at once."""
         if self.answers:
