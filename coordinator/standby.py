@@ -64,6 +64,13 @@ class Standby:
         elif self._stream.log.length >= self._length + STEP_TOKENS:
             self._grown.set()
 
+    def make_way(self, address: str) -> None:
+        """The stream itself goes to this address: a session there holds blocks that it may have to wait for. What was
+        computed stays in the worker's cache."""
+        if self._link is not None and self._link.address == address:
+            self._target = ""
+            self.close()
+
     def close(self) -> None:
         """Frees the session. Harmless when repeated; waits for nothing."""
         if self._task is not None:

@@ -176,6 +176,8 @@ class TargetSide:
         """The link; a new one where it was lost, for a question that is answered by so many tokens."""
         while self._link is None:
             self._link = link = await self._connected()
+            if self._standby is not None:
+                self._standby.make_way(link.address)
             num_suspect_tokens = num_tokens if self._suspicion.is_suspect else 0
             try:
                 await link.open_deferred(self._opening(num_suspect_tokens))

@@ -24,13 +24,20 @@ REQUEST: dict[str, Any] = {"temperature": 0, "max_tokens": 240, "num_speculative
 
 
 @asynccontextmanager
-async def targets(number: int, **settings: Any) -> AsyncIterator[tuple[Client, dict[str, Any], dict[str, Any]]]:
+async def targets(
+    number: int, target: str = TARGET, overcommit: float = 2.0, **settings: Any
+) -> AsyncIterator[tuple[Client, dict[str, Any], dict[str, Any]]]:
     """(client, server and toy model of each target by address)."""
     async with AsyncExitStack() as cleanup:
         servers, models = {}, {}
         for _ in range(number):
             worker = TargetWorkerSettings(
-                model=TARGET, log_level="warning", drain_grace_s=0, port=0, block_size=BLOCK_SIZE
+                model=target,
+                log_level="warning",
+                drain_grace_s=0,
+                port=0,
+                block_size=BLOCK_SIZE,
+                cache_overcommit=overcommit,
             )
             loaded = load_model(worker)
             server = await start(target_server.serve, worker, loaded=loaded)
@@ -101,3 +108,22 @@ async def test_a_stream_with_one_worker_has_no_standby_and_lacks_nothing() -> No
     async with targets(1, warm_standby=True) as (client, _, _):
         answer = await client.complete(PROMPT, **REQUEST)
         assert len(answer.token_ids) == REQUEST["max_tokens"]
+
+
+async def test_a_standby_gives_its_promise_to_the_stream_that_comes() -> None:
+    """Else that one waits for blocks which it holds itself, until the standby's lease ends."""
+    num_blocks = -(-(len(PROMPT) + REQUEST["max_tokens"] - 1) // BLOCK_SIZE)
+    async with targets(2, f"{TARGET},blocks={num_blocks}", 1.0, warm_standby=True) as (client, servers, models):
+        stream, got = client.generate(PROMPT, **REQUEST), 0
+        while got < 50:
+            event = await anext(stream)
+            got += len(event.token_ids) if isinstance(event, results.Chunk) else 0
+        busy, other = sorted(models, key=lambda address: -models[address].num_rows_computed)
+        await until(lambda: models[other].num_rows_computed >= len(PROMPT) + 32)
+        before = models[other].num_rows_computed
+        await servers[busy].close()
+        async with asyncio.timeout(30):
+            async for event in stream:
+                got += len(event.token_ids) if isinstance(event, results.Chunk) else 0
+        assert got == REQUEST["max_tokens"]
+        assert models[other].num_rows_computed - before < len(PROMPT), "and what was computed for it is there"
