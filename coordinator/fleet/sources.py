@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.worker import WorkerRecord
 from outrider.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from outrider.serving.naming import Resolve, resolve
+from outrider.serving.naming import Resolve, is_temporary, resolve
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,11 @@ class StaticSource:
 
 
 class DnsSource:
-    """Every address behind `names`, resolved three times within a lease.
+    """Every address behind `names`, each resolved three times within a lease.
 
-    A worker that leaves its name is forgotten when the lease ends, and its running streams end in peace. A name that
-    does not resolve renews nothing.
+    A worker that leaves its name is forgotten when the lease ends, and its running streams end in peace; so are all of
+    a name that does not exist any more. Where nobody can say, what was known stays known: workers tell for themselves
+    whether they are there, and a name service that is down must not take the fleet with it.
     """
 
     def __init__(
@@ -78,30 +79,40 @@ class DnsSource:
         self._lease_s = lease_ms / 1000
         self._resolve = resolve
         self._failing: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._known: dict[str, Sequence[str]] = {}
+        """By name, what it came to last."""
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._tasks = [asyncio.create_task(self._run(name, role)) for name, role in self._names]
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+    async def _run(self, name: str, role: str) -> None:
         while True:
-            for name, role in self._names:
-                await self._look_up(name, role)
+            await self._look_up(name, role)
             await asyncio.sleep(self._lease_s / 3)
 
     async def _look_up(self, name: str, role: str) -> None:
+        looking = asyncio.ensure_future(self._resolve(name))
         try:
-            addresses = await self._resolve(name)
+            while not (await asyncio.wait({looking}, timeout=self._lease_s / 3))[0]:
+                self._hold(name, role)
+            self._known[name] = looking.result()
             self._failing.discard(name)
         except OSError as error:
             self._warn_once(name, f"{name} does not resolve: {error}")
-            return
-        for address in addresses:
+            if not is_temporary(error):
+                return
+        finally:
+            looking.cancel()
+        self._hold(name, role)
+
+    def _hold(self, name: str, role: str) -> None:
+        for address in self._known.get(name, ()):
             try:
                 self._directory.hold(address, role, f"the name {name}", self._lease_s)
                 self._failing.discard(address)

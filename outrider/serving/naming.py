@@ -22,6 +22,11 @@ async def resolve(name: str) -> list[str]:
     )
 
 
+def is_temporary(error: OSError) -> bool:
+    """Whether it only says that nobody could be asked: the name may well exist."""
+    return isinstance(error, socket.gaierror) and error.errno in (socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM)
+
+
 def split_names(addresses: Iterable[str], field: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(plain addresses, names without the prefix). Raises InvalidArgument on one that is not HOST:PORT."""
     plain, names = [], []

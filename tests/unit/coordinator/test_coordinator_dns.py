@@ -54,6 +54,38 @@ async def test_addresses_come_and_go_with_the_name():
         await directory.close()
 
 
+async def test_workers_outlive_a_name_service_that_cannot_be_asked():
+    """One name is told to try again, another one gets no answer at all; a third one is renewed beside them."""
+    answers = {"again.test:9": ["127.0.0.1:9"], "silent.test:9": ["127.0.0.2:9"], "there.test:9": ["127.0.0.3:9"]}
+    is_down, asked = False, set[str]()
+
+    async def resolve_here(name: str) -> list[str]:
+        if is_down:
+            asked.add(name)
+            if name == "again.test:9":
+                raise socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution")
+            if name == "silent.test:9":
+                await asyncio.Event().wait()
+        return answers[name]
+
+    directory = WorkerDirectory(CoordinatorSettings(lease_ms=LEASE_MS))
+    await directory.start()
+    source = DnsSource(directory, [(name, "target") for name in answers], lease_ms=LEASE_MS, resolve=resolve_here)
+    source.start()
+    try:
+        await until(lambda: len(list(directory.workers())) == 3)
+        records = list(directory.workers())
+        is_down = True
+        await until(lambda: len(asked) == 3)
+        for _ in range(3):  # and again and again
+            before = {worker.address: max(worker.held_until.values()) for worker in records}
+            await until(lambda b=before: all(max(w.held_until.values()) > b[w.address] for w in records))
+        assert list(directory.workers()) == records
+    finally:
+        await source.close()
+        await directory.close()
+
+
 async def test_resolves_to_addresses_with_the_port():
     assert "127.0.0.1:50052" in await resolve("localhost:50052")
     assert await resolve("127.0.0.1:1") == ["127.0.0.1:1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -179,3 +180,25 @@ async def test_a_name_with_an_address_of_the_other_role_still_gives_the_rest(
     assert known(directory) == {A: "target", B: "draft"}
     assert caplog.text.count(f"{A} is listed") == 1, "told once"
     await source.close()
+
+
+async def test_a_lease_does_not_run_out_while_this_process_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could have renewed it."""
+    monkeypatch.setattr("coordinator.fleet.directory.SWEEP_INTERVAL_S", 0.01)
+    directory, lease_s = WorkerDirectory(CoordinatorSettings()), 0.5
+    await directory.start()
+    try:
+        while True:
+            await asyncio.sleep(0.02)
+            taken_at = time.monotonic()
+            directory.hold(A, "target", "a lease", lease_s)
+            await asyncio.sleep(0)
+            stops_at = time.monotonic()
+            time.sleep(2 * lease_s)  # noqa: ASYNC251 - that is the point
+            if stops_at < taken_at + lease_s / 2:  # else the machine stood still by itself
+                break
+        await asyncio.sleep(0.02)
+        assert A in known(directory)
+        await until(lambda: A not in known(directory))
+    finally:
+        await directory.close()
