@@ -21,6 +21,7 @@ from outrider.errors import OutriderError
 from outrider.results import GammaCause, Step
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import Origin
+from outrider.serving.messages import Header
 from outrider.serving.session_calls import SealedProposal, continued, own_drafts
 
 NOTHING = Drafted(SealedProposal())
@@ -49,8 +50,8 @@ class RoundLoop:
         self._policy = policy
         self._outbox = outbox
         self._arrived = arrived
-        self._sent: tuple[Choice, SealedProposal] | None = None
-        """The round that was sent to the target before the verdict of the one before."""
+        self._sent: tuple[Header, Choice, SealedProposal] | None = None
+        """The round that was sent to the target before the verdict of the one before, and what it is on top of."""
 
     async def run(self) -> None:
         stream = self._stream
@@ -59,8 +60,9 @@ class RoundLoop:
             await asyncio.gather(self._first_token(), self._local.prepare())
         while not stream.finished:
             credit = await self._outbox.room(stream.choice)
-            if self._sent is not None and self._target.is_verifying:
-                await self._round(*self._sent)
+            if self._sent is not None and self._sent[0] == stream.log.header(0):
+                # though the worker may be lost by now: it may have decided the round, and over these drafts
+                await self._round(*self._sent[1:])
                 continue
             choice = await self._choose(credit)
             if choice.is_run:
@@ -144,10 +146,11 @@ class RoundLoop:
         ids = (*proposal.token_ids[: outcome.num_accepted], outcome.token_id)
         if len(ids) <= outcome.num_accepted or hash_ids(ids, base.prefix_hash) != outcome.prefix_hash:
             return  # no outcome of this round
-        num_drafts = outcome.branch.num_draft_tokens
-        self._sent = dataclasses.replace(choice, num_draft_tokens=num_drafts), outcome.branch
+        after = Header(base.epoch, base.base_length + len(ids), outcome.prefix_hash)
+        sent = dataclasses.replace(choice, num_draft_tokens=outcome.branch.num_draft_tokens)
+        self._sent = after, sent, outcome.branch
         self._stream.statistics.ahead.num_pipelined += 1
-        self._target.verify_next(base.base_length + len(ids), outcome.prefix_hash, outcome.token_id, outcome.branch)
+        self._target.verify_next(after.base_length, after.prefix_hash, outcome.token_id, outcome.branch)
 
     async def _round(self, choice: Choice, sent: SealedProposal | None = None) -> None:
         """Draft, verify, commit. sent: the drafts that the target has already."""

@@ -108,11 +108,6 @@ class TargetSide:
             return False
         return self._network.value() >= MIN_NETWORK_MS
 
-    @property
-    def is_verifying(self) -> bool:
-        """Whether the worker has the log's next round already."""
-        return self._link is not None and self._link.is_verifying
-
     def verify_next(self, base_length: int, prefix_hash: int, token_id: int, proposal: SealedProposal) -> None:
         """See `TargetLink.verify_next`."""
         if self._link is not None:

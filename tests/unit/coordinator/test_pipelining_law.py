@@ -21,7 +21,7 @@ from outrider.sampling.params import AcceptanceRule
 from outrider.serving.messages import AheadWish
 from outrider.serving.session_calls import SealedProposal
 
-COUNTS = {"sent": 0, "used": 0}
+COUNTS = {"sent": 0, "used": 0, "lost": 0}
 
 
 @dataclass
@@ -53,6 +53,53 @@ class Pipelined(FakeTarget):
         for _ in range(3):
             await asyncio.sleep(0)  # the verdict is on its way
         return await super().verify(sealed)
+
+
+@dataclass
+class Dying(Pipelined):
+    """Decides the round that it has before its turn at once, and dies of some outcomes before that verdict is heard.
+    Another worker decides by the same coins: the same drafts come to the same."""
+
+    _decided: tuple[tuple[int, int], SealedProposal, object] | None = None
+    _is_lost: bool = False
+
+    @property
+    def is_verifying(self) -> bool:  # type: ignore[override]
+        return not self._is_lost and self._is_next()
+
+    @is_verifying.setter
+    def is_verifying(self, value: bool) -> None:
+        pass
+
+    def _is_next(self) -> bool:
+        header = self.stream.log.header(0)
+        return self._next == (header.base_length, header.prefix_hash)
+
+    async def verify(self, sealed: SealedProposal) -> Timed:
+        header, decided = self.stream.log.header(0), self._decided
+        self._decided, self._is_lost = None, False
+        if decided is not None and decided[:2] == ((header.base_length, header.prefix_hash), sealed):
+            COUNTS["used"] += 1
+            script, self.script = self.script, loop_law.Script([decided[2]])
+            timed = self._commit(convert.proposal_from_pb(sealed.message))
+            self.script = script
+        else:
+            for _ in range(3):
+                await asyncio.sleep(0)  # the verdict is on its way
+            timed = await FakeTarget.verify(self, sealed)
+        self._decide_next(timed.verdict.committed_ids)
+        return timed
+
+    def _decide_next(self, committed_ids: loop_law.Ids) -> None:
+        log, sent = self.stream.log, self._proposal
+        after = (log.length + len(committed_ids), hash_ids(committed_ids, log.header(0).prefix_hash))
+        if sent is None or self._next != after or self.stream.num_remaining_tokens <= len(committed_ids):
+            return
+        prefix = (*log.prompt_ids, *log.output_ids, *committed_ids)
+        branch = convert.proposal_from_pb(sent.message)
+        outcome = self.script.answer(lambda: self._outcomes(prefix, branch))
+        self._decided, self._is_lost = (after, sent, outcome), (*outcome[0], outcome[1])[0] == 0
+        COUNTS["lost"] += self._is_lost
 
 
 @dataclass
@@ -98,6 +145,17 @@ class Ahead(FixedGamma):
         return choice
 
 
+class Once(Ahead):
+    """Drafts in the round that it is asked about first, and in no later one."""
+
+    num_chosen = 0
+
+    def choose(self, max_draft_tokens, max_credit_tokens, candidates, guesses=()):  # type: ignore[no-untyped-def]
+        self.num_chosen += 1
+        choice = super().choose(max_draft_tokens, max_credit_tokens, candidates, guesses)
+        return choice if self.num_chosen == 1 else Choice("", 0, "off", credit_tokens=1)
+
+
 def distance(rule: AcceptanceRule, seed: int, gamma: int, num_tokens: int, draft: type, monkeypatch) -> float:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(loop_law, "FakeTarget", Pipelined)
     world = World(
@@ -119,3 +177,17 @@ def test_the_joint_law_is_the_targets(rule, gamma, num_tokens, monkeypatch) -> N
 @pytest.mark.parametrize("rule", [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK])
 def test_looking_at_what_was_drawn_is_caught(rule, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     assert max(distance(rule, seed, 1, 4, SendsTheSure, monkeypatch) for seed in range(2)) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK])
+def test_a_worker_that_dies_of_the_round_that_it_has_before_its_turn(rule, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Asked for over other drafts, that round had a second chance."""
+    COUNTS.update(sent=0, used=0, lost=0)
+    monkeypatch.setattr(loop_law, "FakeTarget", Dying)
+    for seed in range(scaled(4, at_least=2)):
+        world = World(
+            Pair(2, seed), rule, lambda: Once(1, drafts_ahead=True), num_tokens=5, drafter="model", max_drafts=1,
+            fixed=1, make_draft=Foretelling,
+        )  # fmt: skip
+        assert total_variation(world.law(), world.target_law()) < ahead_law.EXACT
+    assert min(COUNTS.values()) > 0, "INCONCLUSIVE: no such round was decided, or none lost"
