@@ -75,14 +75,14 @@ class SessionPool:
         """Guesses for this stream, from what it and its tenant's earlier streams wrote."""
         return LocalDrafts(stream, self._memory)
 
-    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "") -> TargetLink:
+    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "", drafter: str = "") -> TargetLink:
         request = stream.request
         keys = prefix_keys((request.model_fingerprint, request.tenant), request.prompt_ids)
         worker = self._directory.pick_target(
             request.model,
             request.model_fingerprint,
             avoid,
-            request.drafter,
+            request.drafter or drafter,
             cached=self._prefixes.cached(keys),
             numerics=self._numerics.get(stream, ""),
             standby=standby,

@@ -34,9 +34,9 @@ NO_DRAFTS: tuple[str, int, tuple[int, ...]] = ("", 0, ())
 class TargetPool(Protocol):
     """Where links come from."""
 
-    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "") -> TargetLink:
-        """A link to the best healthy worker not in `avoid`; that at `standby` has the text computed. Raises Unavailable
-        when there is none."""
+    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "", drafter: str = "") -> TargetLink:
+        """A link to the best healthy worker not in `avoid`; that at `standby` has the text computed, and one that has
+        `drafter` goes on with a run. Raises Unavailable when there is none."""
 
     async def has_died(self, link: TargetLink) -> bool:
         """Whether the process behind a link that is lost answers no more."""
@@ -76,6 +76,7 @@ class TargetSide:
         self._epoch = 0
         self._network = Median()
         self._run_is_stopped = False
+        self._run_drafter = ""
         self._has_begun = False
 
     @property
@@ -114,6 +115,7 @@ class TargetSide:
             self._link.verify_next(base_length, prefix_hash, token_id, proposal)
 
     async def verify(self, proposal: SealedProposal) -> Timed:
+        self._run_drafter = ""
         timed = await self._answer(lambda link: link.verify(proposal))
         if not (timed.is_pipelined or timed.is_recovery):
             self._network.add(timed.network_ms)
@@ -123,6 +125,7 @@ class TargetSide:
         """Step by step, with drafts of the worker's own where the choice names one of its drafters. A worker that takes
         over goes on with what is left of the run."""
         self._run_is_stopped, num_left = False, choice.credit_tokens
+        self._run_drafter = choice.drafter if choice.num_draft_tokens else ""
         while num_left > 0:
             link = await self._at_hand(min(num_left, TRIAL_TOKENS))
             is_told = not self._run_is_stopped
@@ -196,7 +199,8 @@ class TargetSide:
                 while True:
                     change = self._pool.next_change()
                     try:
-                        return self._pool.connect_target(self._stream, frozenset(failover.failed), standby)
+                        avoid = frozenset(failover.failed)
+                        return self._pool.connect_target(self._stream, avoid, standby, self._run_drafter)
                     except Unavailable:
                         if is_new_and_refused:  # its client is better told at once than kept waiting
                             raise failover.gave_up(_now()) from None

@@ -121,8 +121,8 @@ class Pool:
         pending = self.faults.get((address, moment)) or [None]  # type: ignore[list-item]
         return pending.pop(0)
 
-    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "") -> Any:
-        for address in self.addresses:
+    def connect_target(self, stream: Stream, avoid: frozenset[str], standby: str = "", drafter: str = "") -> Any:
+        for address in sorted(self.addresses, key=lambda a: drafter not in ("", *self.drafters.get(a, ()))):
             if address not in avoid:
                 self.num_open += 1
                 return Link(self, address)
@@ -258,6 +258,18 @@ async def test_drafts_of_its_own_are_asked_of_a_worker_that_has_the_drafter() ->
         async for timed in side.decode(Choice("eagle", 3, "best", credit_tokens=4)):
             stream.commit(timed.verdict)
         assert pool.questions == [("a", 4, "eagle", 3), asked]
+
+
+async def test_a_run_with_drafts_of_its_own_goes_to_a_worker_that_makes_the_same_ones() -> None:
+    side, pool, stream, _ = await begun("a", "b", "c")
+    pool.drafters = {"a": ("eagle",), "c": ("eagle",)}
+    pool.faults["a", "computes"] = [DIED]
+    async for timed in side.decode(Choice("eagle", 3, "best", credit_tokens=4)):
+        stream.commit(timed.verdict)
+    assert pool.questions == [("a", 4, "eagle", 3), ("c", 4, "eagle", 3)]
+    pool.faults["c", "computes"] = [DIED]
+    await side.verify(DRAFTS)
+    assert pool.questions[-1] == ("a", 3), "drafts that come along are asked about anywhere"
 
 
 async def test_what_another_worker_would_say_too_goes_to_the_client() -> None:
