@@ -36,8 +36,9 @@ demo-gateway: setup  ## the services behind OpenAI's API and the playground on l
 demo-ray: setup  ## the same services placed by a local Ray, one of them killed on the way
 	RAY_AUTH_MODE=disabled $(BIN)/python -m deploy.ray.demo
 
-# A test file runs whole in one process, those with slow tests first. PROCESSES=0 runs all in this one, in order.
-PROCESSES ?= 2
+# A test file runs whole in one process, those with slow tests first: many of these wait for processes of their own, so
+# three are right for two cores. PROCESSES=0 runs all in this one, in order.
+PROCESSES ?= 3
 PARALLEL = $(if $(filter-out 0,$(PROCESSES)),--numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder)
 
 test: setup  ## the whole suite, random counts at a tenth
