@@ -58,8 +58,6 @@ class Generation:
             Stream(request, choice, codec, deadline=deadline, has_client_deadline=time_left_s is not None)
             for choice in range(request.num_choices)
         ]
-        self.records.begin(request, streams)
-        keep_step = self.traces.begin(request.tenant, request.request_id, request.num_choices)
         ticket = self._admission.enter(
             request.num_choices,
             request.priority,
@@ -72,6 +70,9 @@ class Generation:
         watching = contextlib.ExitStack()
         live = watching.enter_context(self.live.watching(streams, arrived))
         try:
+            # one that was refused leaves what is kept of others alone
+            self.records.begin(request, streams)
+            keep_step = self.traces.begin(request.tenant, request.request_id, request.num_choices)
             yield Started(
                 request_id=request.request_id,
                 seed=request.sampling.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidArgument
@@ -17,6 +18,8 @@ from outrider.serving.worker import Worker
 LONG_PROMPT_TOKENS = 2048
 """From here on a session is built off the event loop: hashing its prompt takes a millisecond or more. So is one
 with a grammar: reading that may take a second."""
+BUILDERS = ThreadPoolExecutor(2, "session-builder")
+"""Threads of their own: many such sessions at once must not keep a probe waiting for one, or the worker seems lost."""
 
 
 class Session(Protocol):
@@ -76,7 +79,7 @@ class WorkerStream(ABC, Generic[S]):
 
     async def _made(self, make: Callable[[], S], opening: Opening) -> S:
         is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS or opening.sampling.grammar is not None
-        return await asyncio.to_thread(make) if is_long else make()
+        return await asyncio.get_running_loop().run_in_executor(BUILDERS, make) if is_long else make()
 
     def _opened(self) -> S:
         if self._session is None:

@@ -21,7 +21,7 @@ from coordinator.admission import Ticket
 from coordinator.outbox import Outbox
 from coordinator.peer import Peer
 from coordinator.stream import Stream
-from outrider.errors import Aborted, ResourceExhausted
+from outrider.errors import Aborted, InvalidArgument, ResourceExhausted
 from outrider.lm.toy import ToyModel, parse_toy
 from outrider.results import Chunk, Started
 from outrider.settings import CoordinatorSettings
@@ -305,3 +305,15 @@ async def _is_free(client: outrider.Client) -> bool:
 async def _num_rounds(client: outrider.Client) -> int:
     (stream,) = await client.trace("slow")
     return len(stream.steps) + stream.num_left_out
+
+
+async def test_a_request_that_is_refused_leaves_what_is_kept_of_others_alone() -> None:
+    """One of the same name among them: it would be the whole trace of the one that ran."""
+    async with in_process_stack(TOY, None, coordinator={"max_running_requests": 1}) as stack:
+        async with outrider.Client(stack.address) as client:
+            await client.complete(PROMPT, max_tokens=8, request_id="one")
+            (trace,) = await client.trace("one")
+            with pytest.raises(InvalidArgument, match=r"output\.n is 2"):
+                async for _ in client.generate(PROMPT, max_tokens=8, request_id="one", n=2):
+                    pass
+            assert await client.trace("one") == (trace,)
