@@ -12,12 +12,14 @@ import struct
 import sys
 import termios
 
+import pytest
 from endless import endless
 from fake_generation import FakeGeneration, serving
 from rich.console import Console
 from stack import in_process_stack
 from typer.testing import CliRunner
 
+from outrider.cli import console
 from outrider.cli.main import app
 from outrider.cli.top_view import Look, render, sparks, summarise
 from outrider.client import Client
@@ -26,14 +28,17 @@ SLOW = "toy:vocab=16,seed=1,pass_ms=4"
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["top", *arguments], env={"COLUMNS": "200"})
+    """In a window of 200 columns, whatever that was in which the console was made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console.out, "_width", 200)
+        result = CliRunner().invoke(app, ["top", *arguments])
     return result.exit_code, result.output
 
 
 def recorded(told: dict[str, object], look: Look) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(told, look))
-    return console.export_text()
+    recording = Console(width=200, record=True, file=io.StringIO())
+    recording.print(render(told, look))
+    return recording.export_text()
 
 
 async def test_once_tells_rates_streams_and_workers() -> None:
@@ -98,7 +103,8 @@ async def test_q_quits_and_leaves_the_terminal_as_it_was() -> None:
         before = termios.tcgetattr(theirs)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "outrider.cli", "top", f"--address={stack.address}", "--interval-s=0.2",
-            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm-256color"},
+            stdin=theirs, stdout=theirs, stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"},
         )  # fmt: skip
         shown, loop = bytearray(), asyncio.get_running_loop()
         loop.add_reader(ours, lambda: shown.extend(os.read(ours, 65536)))
