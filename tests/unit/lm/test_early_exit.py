@@ -95,7 +95,7 @@ def test_any_history_of_a_toy():
 
     counts = run(
         make,
-        scaled(1000, at_least=100),
+        scaled(1000, at_least=500),
         check,
         check_states=check_states,
         states=(1, 3),
