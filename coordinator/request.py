@@ -46,6 +46,8 @@ class ResolvedRequest:
     request_id: str
     model: str
     model_fingerprint: str = ""
+    vocab_size: int = 0
+    """0: not known."""
     prompt_ids: tuple[int, ...]
     prompt_hash: int
     sampling: SamplingParams
@@ -117,6 +119,7 @@ def resolve(
         request_id=request_id,
         model=model.name,
         model_fingerprint=model.description.model_fingerprint,
+        vocab_size=model.description.vocab_size,
         prompt_ids=ids,
         prompt_hash=prompt_hash,
         sampling=sampling,

@@ -15,9 +15,12 @@ from typing import Any
 from coordinator.features import FeatureRelay
 from coordinator.log import Log
 from coordinator.peer import MAX_RESENDS, Peer
-from outrider.errors import Aborted, OutriderError
+from outrider.errors import Aborted, OutriderError, Unavailable
 from outrider.serving import session_calls as wire
 from outrider.serving.messages import FeatureRows, Header, TargetOpening, Verdict
+
+BAD_VERDICT = "BAD_VERDICT"
+"""The reason of a worker that was lost for a verdict that cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +171,7 @@ class TargetLink:
         arrived = time.perf_counter()
         yield timed
         while not timed.verdict.decode_ended:
-            self._peer.num_outstanding = 1
-            verdict = await self._verdict()
-            self._peer.num_outstanding = 0
+            verdict = await self._asked_verdict()
             before, arrived = arrived, time.perf_counter()
             timed = Timed(verdict, 1000 * (arrived - before), target=self.address)
             yield timed
@@ -183,15 +184,19 @@ class TargetLink:
         self._peer.close()
 
     async def _sent_verdict(self) -> Timed:
+        verdict = await self._asked_verdict()
+        before, self._arrived_at = self._arrived_at, time.perf_counter()
+        return Timed(verdict, 1000 * (self._arrived_at - before), target=self.address, is_pipelined=True)
+
+    async def _asked_verdict(self) -> Verdict:
+        """Of a question that was asked before, and is not asked again."""
         self._peer.num_outstanding = 1
         try:
-            verdict = await self._verdict()
+            return await self._verdict()
         except _Lags as lags:
             raise self._lost(f"is at another text ({lags.header})") from None
         finally:
             self._peer.num_outstanding = 0
-        before, self._arrived_at = self._arrived_at, time.perf_counter()
-        return Timed(verdict, 1000 * (self._arrived_at - before), target=self.address, is_pipelined=True)
 
     async def _ask(self, message: Callable[[tuple[int, ...]], Any]) -> Timed:
         started = time.perf_counter()
@@ -246,7 +251,8 @@ class TargetLink:
             self._peer.num_outstanding = 0
 
     async def _verdict(self) -> Verdict:
-        """The next one for the log as it stands; older ones are no-ops."""
+        """The next one for the log as it stands; older ones are no-ops. Raises Unavailable on one about another text:
+        there will be no other one."""
         expected = self._log.header(self._epoch)
         features: list[FeatureRows] = []
         while True:
@@ -262,6 +268,11 @@ class TargetLink:
                     end = expected.base_length + len(message.committed_ids) - 1
                     self._features.received([*features, message.features], end)
                     return message
+                if message.header.epoch == self._epoch and message.header.base_length >= expected.base_length:
+                    raise Unavailable(
+                        f"target worker {self.address} gave a verdict about another text ({message.header}), or none",
+                        reason=BAD_VERDICT,
+                    )
                 features.clear()
 
     def _lost(self, what: str) -> OutriderError:

@@ -21,7 +21,8 @@ from coordinator.session_errors import in_request_terms
 from coordinator.standby import Standby
 from coordinator.stream import Stream
 from coordinator.suspicion import TRIAL_TOKENS, Suspicion
-from coordinator.target_link import TargetLink, Timed
+from coordinator.target_link import BAD_VERDICT, TargetLink, Timed
+from coordinator.verdict_check import fault_of
 from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.serving.messages import TargetOpening
 from outrider.serving.session_calls import SealedProposal
@@ -96,7 +97,7 @@ class TargetSide:
         """The first token, from the first worker that gives it. Raises Unavailable at once when there is none now."""
         self._link = self._pool.connect_target(self._stream, frozenset())
         try:
-            timed = await self._link.open(self._opening())
+            timed = self._checked(self._link, await self._link.open(self._opening()))
         except OutriderError as error:
             await self._lose(self._link, error)
             return await self._answer(lambda link: link.verify(SealedProposal()))
@@ -132,6 +133,7 @@ class TargetSide:
             try:
                 async with aclosing(link.decode(num_left, *self._own_drafts(choice, link))) as verdicts:
                     async for timed in verdicts:
+                        self._checked(link, timed)
                         num_left -= len(timed.verdict.committed_ids)
                         if not is_told:
                             is_told = True
@@ -164,7 +166,7 @@ class TargetSide:
         while True:
             link = await self._at_hand()
             try:
-                timed = await question(link)
+                timed = self._checked(link, await question(link))
             except OutriderError as error:
                 await self._lose(link, error)
             else:
@@ -209,6 +211,14 @@ class TargetSide:
                         failover.failed.clear()
         except TimeoutError:
             raise failover.gave_up(_now()) from None
+
+    def _checked(self, link: TargetLink, timed: Timed) -> Timed:
+        """Raises Unavailable: another worker may give one that can be."""
+        if fault := fault_of(timed.verdict, self._stream):
+            raise Unavailable(
+                f"target worker {link.address} gave a verdict that cannot be: {fault}", reason=BAD_VERDICT
+            )
+        return timed
 
     def _came(self, timed: Timed) -> Timed:
         self._has_begun = True

@@ -1,0 +1,32 @@
+"""Verdicts that cannot be: of a worker that is broken, or of another make. What they would commit is not committed.
+
+A wrong token of the vocabulary looks like any other. What is found here are those that would take the coordinator or
+its other streams with them: past the end of the text, ids that nothing stands for, counts of drafts that nobody sent.
+"""
+
+from __future__ import annotations
+
+from coordinator.stream import Stream
+from outrider.sampling.params import Finish
+from outrider.serving.messages import Verdict
+
+
+def fault_of(verdict: Verdict, stream: Stream) -> str:
+    """Why it cannot be the next one of this stream; empty: it can."""
+    request, ids, num_left = stream.request, verdict.committed_ids, stream.num_remaining_tokens
+    stop_ids, vocab_size = request.stopping.stop_token_ids, request.vocab_size
+    if len(ids) > num_left:
+        return f"it commits {len(ids)} tokens where {num_left} are left"
+    if vocab_size and max((*ids, *verdict.row_choices)) >= vocab_size:
+        return f"it holds an id beyond the vocabulary of {vocab_size}"
+    stops = next((place for place, token_id in enumerate(ids) if token_id in stop_ids), None)
+    if (stops is not None) != (verdict.finish is Finish.STOP) or stops not in (None, len(ids) - 1):
+        return "it goes on behind a stop token, or ends without one"
+    if len(ids) == num_left and verdict.finish is Finish.NONE:
+        return "it does not end with the last token"
+    num_drafts = max(verdict.num_draft_tokens, len(verdict.soft_acceptances), len(verdict.row_choices) - 1)
+    if max(num_drafts, verdict.num_accepted) > request.max_draft_tokens:
+        return f"it tells of {num_drafts} drafts where {request.max_draft_tokens} are allowed"
+    if request.logprobs and len(verdict.logprobs.token_logprobs) < len(ids):
+        return f"it has {len(verdict.logprobs.token_logprobs)} logprobs for {len(ids)} tokens"
+    return ""

@@ -1,0 +1,163 @@
+"""A target worker that is broken, beside one that is not: streams go on at the other one, and nothing else is hurt.
+
+A proxy before a real worker that spoils what it says; the gRPC is real. What it says looks like tokens of a text in no
+case: such a worker cannot be told from a right one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2_grpc
+from stack import in_process_stack, start
+
+import coordinator.server as coordinator_server
+from outrider import Client
+from outrider.settings import CoordinatorSettings
+from outrider.v1 import target_pb2, target_pb2_grpc, worker_pb2_grpc
+
+TARGET, DRAFT = "toy:vocab=16,seed=1", "toy:vocab=16,seed=1,agreement=0.8"
+PROMPT, LENGTH = [1, 2, 3], 40
+
+
+def lag(response: Any) -> Any:
+    other = target_pb2.TargetServiceSessionResponse()
+    other.out_of_step.header.CopyFrom(response.verdict.header)
+    other.out_of_step.header.base_length = 1 << 30
+    return other
+
+
+def more(response: Any) -> None:
+    response.verdict.committed_ids.extend([1] * 500)
+    response.verdict.origins.extend([4] * 500)
+
+
+def assign(**values: Any) -> Callable[[Any], None]:
+    def spoil(response: Any) -> None:
+        for name, value in values.items():
+            setattr(response.verdict, name, value)
+
+    return spoil
+
+
+def no_end(response: Any) -> None:
+    if response.verdict.finish_reason:
+        response.verdict.finish_reason = 0
+        response.verdict.decode_ended = False
+
+
+FAULTS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda response: None,
+    "ids": lambda response: response.verdict.committed_ids.__setitem__(0, 1 << 31),
+    "row choices": lambda response: response.verdict.row_choices.extend([1 << 31] * 50),
+    "too many tokens": more,
+    "no token": lambda response: response.verdict.ClearField("committed_ids"),
+    "no end": no_end,
+    "another end": assign(finish_reason=1),
+    "drafts": assign(num_draft_tokens=99, soft_acceptances=b"\xff" * 99),
+    "accepted": assign(num_accepted=60),
+    "another text": lambda response: response.verdict.header.__setattr__("prefix_hash", 1),
+    "out of step": lag,
+    "logprobs": lambda response: response.verdict.logprobs.ClearField("token_logprobs"),
+}
+
+
+class RogueTarget(target_pb2_grpc.TargetServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
+    """Forwards everything to `address`, and spoils verdicts from the third of a session on."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(address)
+        self.spoil = FAULTS["none"]
+        self.num_spoilt = 0
+
+    async def DescribeWorker(self, request: Any, context: Any) -> Any:
+        return await worker_pb2_grpc.WorkerServiceStub(self.channel).DescribeWorker(request)
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        call, num_verdicts = target_pb2_grpc.TargetServiceStub(self.channel).Session(), 0
+
+        async def forward() -> None:
+            try:
+                async for request in requests:
+                    await call.write(request)
+                await call.done_writing()
+            except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                call.cancel()
+
+        task = asyncio.create_task(forward())
+        try:
+            async for response in call:
+                if response.WhichOneof("message") == "verdict":
+                    num_verdicts += 1
+                    if num_verdicts >= 3:
+                        self.num_spoilt += 1
+                        response = self.spoil(response) or response
+                yield response
+        finally:
+            task.cancel()
+            call.cancel()
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    def __init__(self, channel: Any) -> None:
+        self.stub = health_pb2_grpc.HealthStub(channel)
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        return await self.stub.Check(request)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for answer in self.stub.Watch(request):
+            yield answer
+
+
+@asynccontextmanager
+async def one_rogue_of_two() -> AsyncIterator[tuple[Client, RogueTarget]]:
+    async with in_process_stack(TARGET, DRAFT, num_targets=2) as stack:
+        rogue, server = RogueTarget(stack.target[0].address), grpc.aio.server()
+        target_pb2_grpc.add_TargetServiceServicer_to_server(rogue, server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(rogue, server)
+        health_pb2_grpc.add_HealthServicer_to_server(Health(rogue.channel), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        settings = CoordinatorSettings(
+            port=0,
+            log_level="error",
+            drain_grace_s=0.0,
+            drain_delay_s=0.0,
+            target_workers=(f"127.0.0.1:{port}", stack.target[1].address),
+            draft_workers=(stack.draft[0].address,),
+        )
+        coordinator = await start(coordinator_server.serve, settings)
+        try:
+            async with Client(coordinator.address) as client:
+                yield client, rogue
+        finally:
+            await coordinator.close()
+            await server.stop(None)
+            await rogue.channel.close()
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+async def test_every_text_is_whole_whatever_a_broken_target_says(gamma: int) -> None:
+    options: dict[str, Any] = {
+        "temperature": 0, "max_tokens": LENGTH, "num_speculative_tokens": gamma, "logprobs": True,
+    }  # fmt: skip
+    if gamma:
+        options["drafter"] = "model"
+    async with one_rogue_of_two() as (client, rogue):
+        whole = (await client.complete(PROMPT, **options)).token_ids
+        for name, spoil in FAULTS.items():
+            rogue.spoil, rogue.num_spoilt = spoil, 0
+            while not rogue.num_spoilt:  # a worker that was lost is asked again once it was probed
+                async with asyncio.timeout(60):
+                    answer = await client.complete(PROMPT, **options)
+                assert (answer.token_ids, answer.finish_reason) == (whole, "length"), name
+        rogue.spoil = FAULTS["none"]
+        async with asyncio.timeout(60):
+            while any(w.num_sessions or w.capacity.num_sessions for w in (await client.server_info()).workers):
+                await asyncio.sleep(0.02)
