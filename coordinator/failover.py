@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from coordinator.peer import WORKER_LOST, WORKER_SILENT, WORKER_STOPPED
-from outrider.errors import DRAINING, Aborted, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import DRAINING, PASS_FAILED, Aborted, OutriderError, ResourceExhausted, Unavailable
 
 DIED = "died"
 SILENT = "silent"
@@ -14,12 +14,15 @@ DRAINED = "drained"
 REFUSED = "refused"
 FULL = "full"
 SESSION = "session"
-CAUSES = (DIED, SILENT, STOPPED, DRAINED, REFUSED, FULL, SESSION)
+FAILED = "failed"
+CAUSES = (DIED, SILENT, STOPPED, DRAINED, REFUSED, FULL, SESSION, FAILED)
 """Of a lost session: the connection broke; nothing was heard; the worker ended its streams; it drains; it takes no
-streams now; it has no room; it has forgotten this session alone."""
+streams now; it has no room; it has forgotten this session alone; its model's pass failed."""
 SUDDEN = (DIED, SILENT)
-"""Those that nobody announced, and that what was being computed may have caused."""
-_BY_REASON = {WORKER_LOST: DIED, WORKER_SILENT: SILENT, WORKER_STOPPED: STOPPED, DRAINING: DRAINED}
+"""Those that nobody announced."""
+DEADLY = (*SUDDEN, FAILED)
+"""Those that what was being computed may have caused."""
+_BY_REASON = {WORKER_LOST: DIED, WORKER_SILENT: SILENT, WORKER_STOPPED: STOPPED, DRAINING: DRAINED, PASS_FAILED: FAILED}
 MAX_FORGOTTEN = 3
 """Sessions in a row that workers may forget without a token between."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import Protocol
 
-from coordinator.failover import SUDDEN, Failover, cause_of
+from coordinator.failover import DEADLY, FAILED, Failover, cause_of
 from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.session_errors import in_request_terms
@@ -235,8 +235,8 @@ class TargetSide:
         """Raises what the client should see where no other worker is to be asked."""
         cause, statistics = cause_of(error), self._stream.statistics
         is_guilty = False
-        if cause in SUDDEN and link.was_asked:
-            is_guilty = await self._is_guilty_of(link)
+        if cause in DEADLY and link.was_asked:
+            is_guilty = await self._is_guilty_of(link, cause)
         else:
             self._suspicion.interrupted()
         if cause:
@@ -250,16 +250,18 @@ class TargetSide:
             self._pool.killed(self._suspicion.present_at)
             statistics.count_poisoned()
             raise Internal(
-                "target workers died one after another while they computed this request, and no other one is asked; "
+                "target workers died or failed one after another while they computed this request, no other is asked; "
                 f"the last one: {error.message}",
                 reason="POISONED_REQUEST",
             )
         self._failover.lost(error, cause, link.address, _now())
 
-    async def _is_guilty_of(self, link: TargetLink) -> bool:
+    async def _is_guilty_of(self, link: TargetLink, cause: str) -> bool:
         """Whether the stream has killed the worker that it is lost with."""
         suspicion = self._suspicion
-        if not suspicion.died(self._stream.log.length, link.incarnation) or not await self._pool.has_died(link):
+        if not suspicion.died(self._stream.log.length, link.incarnation):
+            return False
+        if cause != FAILED and not await self._pool.has_died(link):
             return False  # a broken connection alone is no death
         return not suspicion.is_spared(self._pool.num_other_deaths(suspicion.present_at))
 

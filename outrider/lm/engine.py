@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.errors import Aborted, Internal, Unavailable
+from outrider.errors import PASS_FAILED, Aborted, Internal, Unavailable
 from outrider.lm.admission import Admission, post, settle
+from outrider.lm.engine_health import EngineHealth
 from outrider.lm.forwards import fault_of, split_logits
 from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedBatch, Program, Segment, SegmentResult, T
 from outrider.lm.job import Job
@@ -96,6 +97,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.timing = TimingModel()
+        self.health = EngineHealth()
         self._decides = hasattr(model, "forward_deciding")
         self.block_size = block_size
         self._cache = SequenceCache(num_blocks, block_size, model.copy_block, cache_namespace, model.move_slots)
@@ -171,8 +173,9 @@ class Engine:
     async def run(self, program: Program[T]) -> T:
         """Runs a program on the engine's thread and gives what it returns; its exceptions are raised here.
 
-        Cancelling closes the generator at the next boundary, never during a pass. Raises Internal when a pass failed
-        or the program asked for something impossible, Aborted when its sequence was closed or the engine stopped.
+        Cancelling closes the generator at the next boundary, never during a pass. Raises Unavailable when a pass
+        failed, Internal when the program asked for something impossible, Aborted when its sequence was closed or the
+        engine stopped.
         """
         job = Job(program, asyncio.get_running_loop())
         self._hand_over(functools.partial(self._start_job, job))
@@ -219,7 +222,8 @@ class Engine:
                 self._step()
         except Exception as fault:
             log.exception("the engine failed")
-            error = Internal(f"the engine failed: {type(fault).__name__}: {fault}")
+            error = Unavailable(f"the engine failed: {type(fault).__name__}: {fault}", reason=PASS_FAILED)
+            self.health.ended(error.message)
             self._admission.stop()
         with self._wake:
             self._stopping = True
@@ -261,13 +265,17 @@ class Engine:
         num_prefill_rows = self._queue.num_prefill_rows
         batch = PackedBatch(tuple(job.segment(num_rows) for job, num_rows in picked))
         started_ns = time.perf_counter_ns()
+        self.health.begins()
         try:
             results = self._forward(batch)
         except Exception as error:
+            self.health.failed()
             log.exception("a model pass over %d rows failed", batch.num_rows)
+            text = f"the model pass failed: {type(error).__name__}: {error}"
             for job, _ in picked:
-                self._drop(job, Internal(f"the model pass failed: {type(error).__name__}: {error}"))
+                self._drop(job, Unavailable(text, reason=PASS_FAILED))
             return
+        self.health.passed()
         compute_ns = time.perf_counter_ns() - started_ns
         for (job, num_rows), segment, result in zip(picked, batch.segments, results, strict=True):
             job.started_ns = job.started_ns or started_ns

@@ -137,6 +137,11 @@ class Server:
         """Readiness of one service (a coordinator without a target worker is not ready)."""
         await self._health.set(name, _SERVING if serving else _NOT_SERVING)
 
+    async def set_serving_all(self, name: str, serving: bool) -> None:
+        """The same, and of the server as a whole."""
+        for each in ("", name):
+            await self.set_serving(each, serving)
+
     async def drain(self, hand_over: Callable[[float], None] = lambda within_s: None) -> None:
         """NOT_SERVING, wait for balancers, refuse new streams, let running ones end within the grace, stop.
 

@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.metrics_core import Metric
 
-from outrider.errors import DRAINING, Aborted
+from outrider.errors import DRAINING, Aborted, OutriderError
 from outrider.lm.build import build_engine
 from outrider.lm.engine import Engine
 from outrider.lm.interface import LoadedModel
@@ -30,6 +30,7 @@ from outrider.serving.convert_worker import (
     target_drafter_to_pb,
     timing_to_pb,
 )
+from outrider.serving.engine_watch import watched_engine
 from outrider.serving.equipment import Equipment
 from outrider.serving.fleet import FleetMember, advertised_address
 from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
@@ -83,13 +84,14 @@ class Worker:
         text = "the worker is draining: open the session on another one"
         error = Aborted(text, reason=DRAINING, retry_delay_s=0.0)
 
-        def cut_off() -> None:
-            for stream in self._streams:
-                stream.fail(error)
-
         for stream in self._streams:
             stream.hand_over(error)
-        asyncio.get_running_loop().call_later(within_s / 2, cut_off)
+        asyncio.get_running_loop().call_later(within_s / 2, self.lose, error)
+
+    def lose(self, error: OutriderError) -> None:
+        """Ends every session at once."""
+        for stream in self._streams:
+            stream.fail(error)
 
     def capacity(self) -> worker_pb2.WorkerCapacity:
         """As of now."""
@@ -194,9 +196,11 @@ async def serve_worker(
                 }
                 await server.open(servicers)
                 fleet.start()
-                if on_ready is not None:
-                    on_ready(server.port)
-                await stop.wait()
+                set_serving = partial(server.set_serving_all, service.full_name)
+                async with watched_engine(engine.health, set_serving, worker.lose):
+                    if on_ready is not None:
+                        on_ready(server.port)
+                    await stop.wait()
                 await fleet.leave()
                 await server.drain(worker.hand_over)
             finally:

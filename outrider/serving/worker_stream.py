@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidArgument
+from outrider.serving.engine_watch import refuse_if_broken
 from outrider.serving.messages import Header, Opening, OutOfStep
 from outrider.serving.session_log import SessionLog
 from outrider.serving.session_stream import SessionStream
@@ -69,9 +70,10 @@ class WorkerStream(ABC, Generic[S]):
         """Ends the session, if there is one, and gives back all that it held."""
 
     def _takes_opening(self, epoch: int) -> bool:
-        """False: a stale one, counted. Raises Unavailable for a new session while the worker drains."""
+        """False: a stale one, counted. Raises Unavailable for a new session while the worker drains, or is broken."""
         if self._session is None:
             self._worker.server.refuse_if_draining()
+            refuse_if_broken(self._worker.engine.health)
         elif epoch <= self._session.log.epoch:
             self._worker.counters.num_stale_messages += 1
             return False

@@ -9,7 +9,7 @@ import pytest
 from conftest import scaled
 from lm_programs import greedy, greedy_text, punch_holes, score, started, toy_engine
 
-from outrider.errors import Aborted, Internal, Unavailable
+from outrider.errors import PASS_FAILED, Aborted, Internal, Unavailable
 from outrider.lm.interface import Forward
 
 
@@ -154,8 +154,9 @@ async def test_a_failed_pass_fails_its_programs_and_no_other():
     engine.model.forward = failing
     with started(engine):
         a, b = await engine.open_sequence(20), await engine.open_sequence(20)
-        with pytest.raises(Internal, match="boom"):
+        with pytest.raises(Unavailable, match="boom") as failure:
             await engine.run(score(a, [1, 13]))
+        assert failure.value.reason == PASS_FAILED
         assert a.token_ids == []
         assert (await engine.run(score(b, [1, 2]))).shape == (2, 16)
         assert (await engine.run(score(a, [1, 2]))).shape == (2, 16)
