@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import subprocess
 import sys
 import threading
@@ -177,7 +178,7 @@ try:
         pass
     print("ended by itself")
 except KeyboardInterrupt:
-    print("interrupted")
+    print("interrupted", flush=True)
 if os.fork() == 0:
     try:
         client.model_info()
@@ -188,7 +189,10 @@ os.wait()
 """
     async with in_process_stack("toy:vocab=16,seed=1,pass_ms=20", None) as stack:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, stack.address, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            *(sys.executable, "-c", program, stack.address),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"},  # its handlers end a child now and then, by design
         )
         out, err = await process.communicate()
         assert process.returncode == 0, err.decode()

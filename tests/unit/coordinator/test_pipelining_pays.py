@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from coordinator.request import ResolvedRequest
+from coordinator.stream import Stream
 from coordinator.target_link import Timed
+from coordinator.text.tokenizer import ToyCodec
 from coordinator.verifying import MIN_NETWORK_MS, MIN_ROUND_TRIPS, TargetSide
-from outrider.sampling.params import Origin
+from outrider.sampling.noise import hash_ids
+from outrider.sampling.params import Origin, SamplingParams, StoppingParams
 from outrider.serving.messages import Header, Verdict
 from outrider.serving.session_calls import SealedProposal
 
@@ -27,8 +31,12 @@ class Link:
 
 
 def side(link: Link) -> TargetSide:
-    any_: Any = None
-    target = TargetSide(any_, any_)
+    request = ResolvedRequest(
+        request_id="r", model="toy", prompt_ids=(1,), prompt_hash=hash_ids((1,)),
+        sampling=SamplingParams(temperature=0.0), stopping=StoppingParams(100), max_speculative_tokens=8,
+    )  # fmt: skip
+    no_pool: Any = None
+    target = TargetSide(Stream(request, 0, ToyCodec(94)), no_pool)
     target._link = link  # type: ignore[assignment]
     return target
 
