@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from coordinator.model import ServedModel
+from coordinator.strict_json import parse_json
 from outrider.errors import InvalidArgument
 
 MAX_KWARGS_BYTES = 65_536
@@ -83,7 +84,7 @@ def _template_kwargs(source: str, known: frozenset[str]) -> dict[str, Any]:
     if num_bytes > MAX_KWARGS_BYTES:
         raise InvalidArgument(f"{field} has {num_bytes} bytes, at most {MAX_KWARGS_BYTES} are taken", field=field)
     try:
-        kwargs = json.loads(source, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        kwargs = parse_json(source)
         json.dumps(kwargs, ensure_ascii=False).encode()  # an escaped half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{field} is no JSON: {error}", field=field) from None
@@ -100,17 +101,6 @@ def _template_kwargs(source: str, known: frozenset[str]) -> dict[str, Any]:
             reason="CHAT_TEMPLATE_UNKNOWN_NAME",
         )
     return kwargs
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("an object gives a name twice")
-    return value
 
 
 def _depth(value: Any) -> int:

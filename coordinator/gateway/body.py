@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from starlette.requests import Request
 
+from coordinator.strict_json import parse_json
 from outrider.errors import InvalidArgument
 
 BODY_TIMEOUT_S = 60.0
@@ -46,20 +46,9 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     except TimeoutError:
         raise TooSlow(f"the body was not there after {BODY_TIMEOUT_S:g} s", reason="TOO_SLOW") from None
     try:
-        body = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        body = parse_json(raw)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the body is no JSON: {error}", reason="BAD_JSON") from None
     if not isinstance(body, dict):
         raise InvalidArgument(f"the body is a JSON {type(body).__name__}, must be an object", reason="BAD_JSON")
     return body
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("an object gives a name twice")
-    return value
