@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,16 +29,17 @@ class Nursery:
         self.pids: dict[int, int] = {}
         """By port, of the last one started there."""
 
-    async def start(self, port: int = 0) -> int:
-        """Its port, once it serves."""
+    async def start(self, port: int) -> int:
+        """Its port, once it serves. One that had the port before must have been killed; its end is waited for."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        wanted = {"settings": {**self._settings, "port": port}, "after": self.pids.get(port)}
         async with self._lock:
-            self._process.stdin.write(json.dumps({**self._settings, "port": port}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
             await self._process.stdin.drain()
-            line = await self._process.stdout.readline()
-        pid, port = (int(word) for word in line.split())
-        self.pids[port] = pid
+            pid = await self._process.stdout.readline()
+        assert pid.strip(), f"no draft worker serves at port {port}: stderr has the cause"
+        self.pids[port] = int(pid)
         return port
 
     def signal(self, port: int, number: signal.Signals) -> None:
@@ -46,48 +48,52 @@ class Nursery:
 
 @asynccontextmanager
 async def nursery(**settings: Any) -> AsyncIterator[Nursery]:
-    """All of its workers end with it."""
+    """All of its workers end with it, those too that are just being started: one that lived on would hold the pipe for
+    whose end `wait` waits."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__)), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, str(Path(__file__))),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
-    one = Nursery(process, settings)
     try:
-        yield one
+        yield Nursery(process, settings)
     finally:
-        for pid in one.pids.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        assert process.stdin is not None
-        process.stdin.close()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 
 def main() -> None:
-    """Forks a worker for each line of settings, and tells `pid port` once it serves. It has no threads of its own, and
-    has not touched gRPC: so a child may."""
+    """Forks a worker for each line, and tells its pid once it serves, nothing where it cannot. It has no threads of its
+    own, and has not touched gRPC: so a child may. Whatever ends who writes the lines ends all of them."""
     import draft_worker.server  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
+        wanted = json.loads(line)
+        if wanted["after"] is not None:
+            os.waitpid(wanted["after"], 0)  # a killed process holds its port until the system has time to end it
         ready, told = os.pipe()
         if not os.fork():
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(ready)
-            _serve(DraftWorkerSettings(**json.loads(line)), told)
+            _serve(DraftWorkerSettings(**wanted["settings"]), told)
         os.close(told)
         with os.fdopen(ready) as words:
             print(words.readline().strip(), flush=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _serve(settings: DraftWorkerSettings, told: int) -> None:
     from draft_worker.server import serve
 
     def on_ready(port: int) -> None:
-        os.write(told, f"{os.getpid()} {port}\n".encode())
+        os.write(told, f"{os.getpid()}\n".encode())
         os.close(told)
 
     try:
         asyncio.run(serve(settings, on_ready=on_ready))
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)
 

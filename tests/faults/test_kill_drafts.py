@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import forked
 import pytest
 from conftest import scaled
 from faults.nursery import Nursery, nursery
+from ports import free_port
 
 import outrider
 from outrider.cli.flags import to_flags
@@ -50,13 +52,14 @@ async def services(**coordinator: Any) -> AsyncIterator[tuple[outrider.Client, N
     children: list[Child] = []
 
     async def start(role: str, values: dict[str, Any]) -> str:
-        children.append(await Child.start(role, to_flags({**COMMON, **values})))
+        children.append(await forked.start(role, to_flags({**COMMON, **values})))
         return await children[-1].wait_ready(PATIENCE_S)
 
     async with nursery(**COMMON, model=DRAFT) as drafts:
         try:
             target, *ports = await asyncio.gather(
-                start("target-worker", {"model": TARGET}), *(drafts.start() for _ in range(NUM_DRAFT_WORKERS))
+                start("target-worker", {"model": TARGET}),
+                *(drafts.start(free_port()) for _ in range(NUM_DRAFT_WORKERS)),
             )
             workers = {"target_workers": target, "draft_workers": ",".join(f"127.0.0.1:{port}" for port in ports)}
             values = {"peer_timeout_s": 1.0, "local_drafters": "", **workers, **coordinator}
