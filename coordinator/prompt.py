@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from coordinator.checks import check_ids
 from coordinator.model import ServedModel
 from coordinator.strict_json import parse_json
 from outrider.errors import InvalidArgument
@@ -24,7 +25,7 @@ def prompt_ids(request: Any, model: ServedModel) -> tuple[int, ...]:
         case "token_ids":
             field, ids = "token_ids.ids", tuple(request.token_ids.ids)
             _check_size(field, len(ids), model, exact=True)
-            _check_range(ids, model.description.vocab_size)
+            check_ids(field, ids, model.description.vocab_size)
         case _:
             raise InvalidArgument("prompt is missing: set one of text, token_ids, chat", field="prompt")
     if not ids:
@@ -122,14 +123,3 @@ def _check_size(field: str, num_tokens: int, model: ServedModel, *, exact: bool)
             field=field,
             reason="PROMPT_TOO_LONG",
         )
-
-
-def _check_range(ids: tuple[int, ...], vocab_size: int) -> None:
-    for index, token_id in enumerate(ids):
-        if token_id >= vocab_size:
-            raise InvalidArgument(
-                f"token_ids.ids: id {token_id} at index {index} is out of range, ids of this model are below "
-                f"{vocab_size}",
-                field="token_ids.ids",
-                reason="TOKEN_ID_OUT_OF_RANGE",
-            )

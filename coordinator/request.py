@@ -5,13 +5,12 @@ Reads the wire message by its field names only; what comes out is plain data.
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.checks import check_ids, refuse, within
 from coordinator.model import ServedModel
 from coordinator.prompt import prompt_ids
 from coordinator.structured_output import check_it_can_end, resolve_grammar
@@ -150,18 +149,18 @@ def _resolve_sampling(request: Any, model: ServedModel, settings: CoordinatorSet
 
     temperature = pick("temperature", 1.0)
     if not (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
-        _refuse("sampling.temperature", temperature, f"0 (greedy) or from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}")
+        refuse("sampling.temperature", temperature, f"0 (greedy) or from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}")
     top_p = pick("top_p", 1.0)
     if not 0 < top_p <= 1:
-        _refuse("sampling.top_p", top_p, "above 0 and at most 1")
+        refuse("sampling.top_p", top_p, "above 0 and at most 1")
     return SamplingParams(
         temperature=temperature,
         top_k=int(pick("top_k", 0)),
         top_p=top_p,
-        min_p=_within("sampling.min_p", pick("min_p", 0.0), 0, 1),
+        min_p=within("sampling.min_p", pick("min_p", 0.0), 0, 1),
         repetition_penalty=_repetition_penalty(pick("repetition_penalty", 1.0)),
-        presence_penalty=_within("sampling.presence_penalty", pick("presence_penalty", 0.0), -2, 2),
-        frequency_penalty=_within("sampling.frequency_penalty", pick("frequency_penalty", 0.0), -2, 2),
+        presence_penalty=within("sampling.presence_penalty", pick("presence_penalty", 0.0), -2, 2),
+        frequency_penalty=within("sampling.frequency_penalty", pick("frequency_penalty", 0.0), -2, 2),
         logit_bias=_logit_bias(options.logit_bias, model.description.vocab_size),
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         choice=_resume_choice(request),
@@ -196,12 +195,12 @@ def _check_masks(sampling: SamplingParams, stopping: StoppingParams, vocab_size:
 
 
 def _repetition_penalty(value: float) -> float:
-    return _within("sampling.repetition_penalty", value, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+    return within("sampling.repetition_penalty", value, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> dict[int, float]:
     for token_id, value in bias.items():
-        _within(f"sampling.logit_bias[{token_id}]", value, -100, 100)
+        within(f"sampling.logit_bias[{token_id}]", value, -100, 100)
     check_ids("sampling.logit_bias", tuple(bias), vocab_size)
     return dict(sorted(bias.items()))
 
@@ -227,7 +226,7 @@ def _resolve_stopping(
     if options.HasField("max_tokens"):
         max_tokens = options.max_tokens
         if max_tokens < 1:
-            _refuse("stopping.max_tokens", max_tokens, "at least 1")
+            refuse("stopping.max_tokens", max_tokens, "at least 1")
         if max_tokens > left:
             raise InvalidArgument(
                 f"stopping.max_tokens is {max_tokens}, but the prompt's {num_prompt_tokens} tokens leave {left} of the "
@@ -237,7 +236,7 @@ def _resolve_stopping(
             )
     min_tokens = options.min_tokens if options.HasField("min_tokens") else 0
     if not 0 <= min_tokens <= max_tokens:
-        _refuse("stopping.min_tokens", min_tokens, f"from 0 to max_tokens, which is {max_tokens}")
+        refuse("stopping.min_tokens", min_tokens, f"from 0 to max_tokens, which is {max_tokens}")
     stop_ids = tuple(options.stop_token_ids)
     check_ids("stopping.stop_token_ids", stop_ids, model.description.vocab_size)
     own = () if options.ignore_eos else model.description.eos_token_ids
@@ -253,24 +252,24 @@ def _resolve_stopping(
 def _resolve_stop_strings(options: Any) -> tuple[str, ...]:
     stops = tuple(options.stop)
     if len(stops) > MAX_STOP_STRINGS:
-        _refuse("stopping.stop", f"{len(stops)} strings", f"at most {MAX_STOP_STRINGS}")
+        refuse("stopping.stop", f"{len(stops)} strings", f"at most {MAX_STOP_STRINGS}")
     for index, stop in enumerate(stops):
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
-            _refuse(f"stopping.stop[{index}]", f"{len(stop)} code points long", f"from 1 to {MAX_STOP_CHARS}")
+            refuse(f"stopping.stop[{index}]", f"{len(stop)} code points long", f"from 1 to {MAX_STOP_CHARS}")
     return stops
 
 
 def _resolve_output(options: Any) -> dict[str, Any]:
     if options.top_logprobs > MAX_TOP_LOGPROBS:
-        _refuse("output.top_logprobs", options.top_logprobs, f"at most {MAX_TOP_LOGPROBS}")
+        refuse("output.top_logprobs", options.top_logprobs, f"at most {MAX_TOP_LOGPROBS}")
     if options.top_logprobs and not options.logprobs:
         raise InvalidArgument("output.top_logprobs needs output.logprobs", field="output.top_logprobs")
     prompt_logprobs = options.prompt_logprobs if options.HasField("prompt_logprobs") else None
     if (prompt_logprobs or 0) > MAX_TOP_LOGPROBS:
-        _refuse("output.prompt_logprobs", prompt_logprobs, f"at most {MAX_TOP_LOGPROBS}")
+        refuse("output.prompt_logprobs", prompt_logprobs, f"at most {MAX_TOP_LOGPROBS}")
     num_choices = options.n if options.HasField("n") else 1
     if not 1 <= num_choices <= MAX_CHOICES:
-        _refuse("output.n", num_choices, f"from 1 to {MAX_CHOICES}")
+        refuse("output.n", num_choices, f"from 1 to {MAX_CHOICES}")
     return {
         "logprobs": options.logprobs,
         "top_logprobs": options.top_logprobs,
@@ -289,7 +288,7 @@ def _resolve_speculation(
     cap = model.max_draft_tokens
     fixed = settings.num_speculative_tokens
     if options.HasField("num_speculative_tokens"):
-        fixed = int(_within("speculation.num_speculative_tokens", options.num_speculative_tokens, 0, cap))
+        fixed = int(within("speculation.num_speculative_tokens", options.num_speculative_tokens, 0, cap))
         if options.HasField("max_speculative_tokens") and fixed > options.max_speculative_tokens:
             raise InvalidArgument(
                 f"speculation.num_speculative_tokens is {fixed}, above speculation.max_speculative_tokens, which is "
@@ -306,13 +305,13 @@ def _resolve_speculation(
         )
     maximum = min(settings.max_speculative_tokens, cap)
     if options.HasField("max_speculative_tokens"):
-        maximum = int(_within("speculation.max_speculative_tokens", options.max_speculative_tokens, 1, cap))
+        maximum = int(within("speculation.max_speculative_tokens", options.max_speculative_tokens, 1, cap))
     drafter = "" if options.drafter == AUTO else options.drafter
     if drafter and drafter not in model.drafters and not (goes_on or model.may_offer_more):
         groups = [f"{', '.join(names)} ({who})" for who, names in model.offered.items()]
         known = ", ".join((AUTO, *(groups or model.drafters)))
         why = "" if model.draft_model else "; no draft worker is connected that could draft for this model"
-        _refuse("speculation.drafter", repr(options.drafter)[:80], f"one of {known}{why}")
+        refuse("speculation.drafter", repr(options.drafter)[:80], f"one of {known}{why}")
     return {
         "num_speculative_tokens": fixed,
         "max_speculative_tokens": maximum,
@@ -353,7 +352,7 @@ def _resolve_resume(
         raise InvalidArgument("resume_token_ids needs output.n to be 1: resume one choice", field="resume_token_ids")
     if num_resumed > stopping.max_tokens:
         limit = f"at most stopping.max_tokens, which is {stopping.max_tokens}"
-        _refuse("resume_token_ids", f"{num_resumed} ids", limit)
+        refuse("resume_token_ids", f"{num_resumed} ids", limit)
     resumed = tuple(request.resume_token_ids)
     check_ids("resume_token_ids", resumed, model.description.vocab_size)
     history = History(())
@@ -375,31 +374,7 @@ def _resolve_resume(
 
 
 def _resume_choice(request: Any) -> int:
-    choice = int(_within("resume_choice", request.resume_choice, 0, MAX_CHOICES - 1))
+    choice = int(within("resume_choice", request.resume_choice, 0, MAX_CHOICES - 1))
     if choice and request.output.HasField("n") and request.output.n > 1:
         raise InvalidArgument("resume_choice needs output.n to be 1: resume one choice", field="resume_choice")
     return choice
-
-
-def _within(field: str, value: float, low: float, high: float) -> float:
-    if not low <= value <= high:
-        _refuse(field, value, f"from {low} to {high}")
-    return value
-
-
-def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raises InvalidArgument, naming the first id that is not the model's."""
-    if not ids or max(ids) < vocab_size:
-        return
-    for index, token_id in enumerate(ids):
-        if token_id >= vocab_size:
-            raise InvalidArgument(
-                f"{field}: id {token_id} at index {index} is out of range, ids of this model are below {vocab_size}",
-                field=field,
-                reason="TOKEN_ID_OUT_OF_RANGE",
-            )
-
-
-def _refuse(field: str, value: object, limit: str) -> None:
-    shown = "NaN" if isinstance(value, float) and math.isnan(value) else value
-    raise InvalidArgument(f"{field} is {shown}, must be {limit}", field=field, reason="OUT_OF_RANGE")

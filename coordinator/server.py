@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
+from coordinator.checks import check_ids
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.sources import DnsSource, LeaseSource, Source, StaticSource
 from coordinator.generate import Generation
@@ -25,7 +26,7 @@ from coordinator.metrics import ROLE, CoordinatorMetrics, status_of
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
-from coordinator.request import ResolvedRequest, check_ids, resolve, resolve_request_id
+from coordinator.request import ResolvedRequest, resolve, resolve_request_id
 from coordinator.structured_output import FIELD as STRUCTURED_OUTPUT
 from coordinator.tenants import Tenants
 from outrider.errors import Internal, InvalidArgument, PermissionDenied

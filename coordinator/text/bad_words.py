@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.checks import refuse
 from coordinator.text.tokenizer import TextCodec
 from outrider.errors import InvalidArgument
 
@@ -19,19 +20,13 @@ FIELD = "sampling.bad_words"
 def bad_word_ids(words: Sequence[str], codec: TextCodec) -> tuple[tuple[int, ...], ...]:
     """Ids of each word with and without a space before it, without repetitions. Raises InvalidArgument."""
     if len(words) > MAX_WORDS:
-        raise InvalidArgument(
-            f"{FIELD} is {len(words)} words, must be at most {MAX_WORDS}", field=FIELD, reason="OUT_OF_RANGE"
-        )
+        refuse(FIELD, f"{len(words)} words", f"at most {MAX_WORDS}")
     sequences: dict[tuple[int, ...], None] = {}
     for index, word in enumerate(words):
         field, bare = f"{FIELD}[{index}]", word.lstrip()
         if not bare or len(word) > MAX_WORD_CHARS:
-            raise InvalidArgument(
-                f"{field} is {len(word)} code points long and {len(bare)} without leading space, must be from 1 to "
-                f"{MAX_WORD_CHARS}",
-                field=field,
-                reason="OUT_OF_RANGE",
-            )
+            length = f"{len(word)} code points long and {len(bare)} without leading space"
+            refuse(field, length, f"from 1 to {MAX_WORD_CHARS}")
         spellings = (_encode(bare, codec, field), _encode_if_possible(" " + bare, codec))
         sequences.update(dict.fromkeys(ids for ids in spellings if ids))
     return tuple(sequences)
