@@ -32,9 +32,10 @@ from outrider.server_info import Activity, ModelInfo, ServerInfo
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.client_span import client_span
 from outrider.serving.endpoints import Connection, Endpoints
-from outrider.serving.read_results import name_of, read, read_speculation, read_step, read_stream_status
+from outrider.serving.read_results import name_of, read_speculation, read_step, read_stream_status
 from outrider.serving.records import record_from_pb
 from outrider.serving.resuming import ResumingCall
+from outrider.serving.same_names import read
 from outrider.serving.status import from_rpc_error, is_from_transport
 from outrider.serving.tls import TLS, Dialer, open_named
 from outrider.serving.tokens import TokenSource, bearer_metadata

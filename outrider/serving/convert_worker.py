@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
 from outrider.server_info import CacheCounters, Numerics, TargetDrafter
+from outrider.serving.same_names import read, write
 from outrider.v1 import worker_pb2
 
 _DEFAULTS: dict[str, Callable[[float], float]] = {
@@ -69,42 +69,32 @@ def description_from_pb(message: worker_pb2.DescribeWorkerResponse) -> ModelDesc
 
 
 def numerics_to_pb(numerics: Numerics) -> worker_pb2.Numerics:
-    return worker_pb2.Numerics(**{f.name: getattr(numerics, f.name) for f in dataclasses.fields(Numerics)})
+    return write(worker_pb2.Numerics, numerics)
 
 
 def numerics_from_pb(message: worker_pb2.Numerics) -> Numerics:
-    return Numerics(
-        mode=message.mode,
-        proven=message.proven,
-        row_counts=tuple(message.row_counts),
-        num_histories=message.num_histories,
-        num_tokens=message.num_tokens,
-        probe_s=message.probe_s,
-        environment=dict(message.environment),
-    )
+    return read(Numerics, message, environment=dict(message.environment))
 
 
 def cache_counters_to_pb(counters: CacheCounters) -> worker_pb2.CacheCounters:
-    return worker_pb2.CacheCounters(**dataclasses.asdict(counters))
+    return write(worker_pb2.CacheCounters, counters)
 
 
 def cache_counters_from_pb(message: worker_pb2.CacheCounters) -> CacheCounters:
-    return CacheCounters(**{f.name: getattr(message, f.name) for f in dataclasses.fields(CacheCounters)})
+    return read(CacheCounters, message)
 
 
 def timing_to_pb(timing: PassTiming) -> worker_pb2.PassTiming:
-    return worker_pb2.PassTiming(**dataclasses.asdict(timing))
+    return write(worker_pb2.PassTiming, timing)
 
 
 def timing_from_pb(message: worker_pb2.PassTiming) -> PassTiming:
-    return PassTiming(**{field.name: getattr(message, field.name) for field in dataclasses.fields(PassTiming)})
+    return read(PassTiming, message)
 
 
 def target_drafter_to_pb(drafter: TargetDrafter) -> worker_pb2.TargetDrafter:
-    return worker_pb2.TargetDrafter(**dataclasses.asdict(drafter))
+    return write(worker_pb2.TargetDrafter, drafter)
 
 
 def target_drafter_from_pb(message: worker_pb2.TargetDrafter) -> TargetDrafter:
-    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(TargetDrafter)}
-    fields |= {name: tuple(fields[name]) for name in ("rank_agreement", "depth_agreement")}
-    return TargetDrafter(**{**fields, "agreement": message.agreement if message.HasField("agreement") else None})
+    return read(TargetDrafter, message)

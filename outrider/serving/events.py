@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
-from outrider.results import (
-    Chunk,
-    Complete,
-    DrafterOutlook,
-    DrafterUse,
-    Logprobs,
-    Speculation,
-    Started,
-    Step,
-    Timings,
-    Usage,
-)
+from outrider.results import Chunk, Complete, Logprobs, Speculation, Started, Step
 from outrider.server_info import StreamStatus
+from outrider.serving.same_names import write
 from outrider.serving.session_calls import SealedPromptLogprobs
 from outrider.v1 import common_pb2, generation_pb2
 
@@ -29,7 +16,7 @@ _FINISH = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_RE
 def event_to_pb(event: ServerEvent) -> generation_pb2.GenerateResponse:
     match event:
         case Started():
-            return generation_pb2.GenerateResponse(started=_same_names(generation_pb2.GenerateStarted, event))
+            return generation_pb2.GenerateResponse(started=write(generation_pb2.GenerateStarted, event))
         case SealedPromptLogprobs():
             return generation_pb2.GenerateResponse(prompt_logprobs=event.message)
         case Chunk():
@@ -51,16 +38,15 @@ def _chunk(chunk: Chunk) -> generation_pb2.GenerateChunk:
 
 
 def step_to_pb(step: Step) -> generation_pb2.StepRecord:
-    message: generation_pb2.StepRecord = _same_names(generation_pb2.StepRecord, step)
-    return message
+    return write(generation_pb2.StepRecord, step)
 
 
 def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
     message = generation_pb2.GenerateComplete(
         index=complete.index,
         finish_reason=_FINISH[complete.finish_reason],
-        usage=_same_names(generation_pb2.Usage, complete.usage),
-        timings=_same_names(generation_pb2.RequestTimings, complete.timings),
+        usage=write(generation_pb2.Usage, complete.usage),
+        timings=write(generation_pb2.RequestTimings, complete.timings),
         speculation=speculation_to_pb(complete.speculation),
     )
     if isinstance(complete.matched_stop, str):
@@ -71,31 +57,22 @@ def _complete(complete: Complete) -> generation_pb2.GenerateComplete:
 
 
 def stream_status_to_pb(status: StreamStatus) -> generation_pb2.StreamStatus:
-    step = status.last_step
-    return generation_pb2.StreamStatus(
-        request_id=status.request_id,
-        index=status.index,
-        model=status.model,
-        tenant=status.tenant,
-        state=int(status.state),  # type: ignore[arg-type]
-        age_ms=status.age_ms,
-        num_prompt_tokens=status.num_prompt_tokens,
-        num_tokens=status.num_tokens,
-        max_tokens=status.max_tokens,
-        timings=_same_names(generation_pb2.RequestTimings, status.timings),
+    return write(
+        generation_pb2.StreamStatus,
+        status,
+        timings=write(generation_pb2.RequestTimings, status.timings),
         speculation=speculation_to_pb(status.speculation),
-        last_step=step_to_pb(step) if step is not None else None,
+        last_step=step_to_pb(status.last_step) if status.last_step is not None else None,
     )
 
 
 def speculation_to_pb(speculation: Speculation) -> generation_pb2.SpeculationStats:
-    flat = dataclasses.replace(speculation, drafter_uses=(), drafter_outlooks=())
-    message = _same_names(generation_pb2.SpeculationStats, flat)
-    message.drafter_uses.extend(_same_names(generation_pb2.DrafterUse, use) for use in speculation.drafter_uses)
-    message.drafter_outlooks.extend(
-        _same_names(generation_pb2.DrafterOutlook, outlook) for outlook in speculation.drafter_outlooks
+    return write(
+        generation_pb2.SpeculationStats,
+        speculation,
+        drafter_uses=[write(generation_pb2.DrafterUse, use) for use in speculation.drafter_uses],
+        drafter_outlooks=[write(generation_pb2.DrafterOutlook, outlook) for outlook in speculation.drafter_outlooks],
     )
-    return message
 
 
 def _logprobs(logprobs: Logprobs) -> common_pb2.TokenLogprobs:
@@ -105,10 +82,3 @@ def _logprobs(logprobs: Logprobs) -> common_pb2.TokenLogprobs:
         top_ids=[token_id for row in logprobs.top for token_id, _ in row],
         top_logprobs=[logprob for row in logprobs.top for _, logprob in row],
     )
-
-
-def _same_names(
-    message_type: Any, value: Started | Step | Usage | Timings | Speculation | DrafterUse | DrafterOutlook
-) -> Any:
-    """A message from a dataclass whose fields are called alike."""
-    return message_type(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

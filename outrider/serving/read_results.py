@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from typing import Any, TypeVar
 
@@ -24,25 +23,10 @@ from outrider.results import (
 )
 from outrider.sampling.params import AcceptanceRule, Origin
 from outrider.server_info import StreamState, StreamStatus
+from outrider.serving.same_names import read
 from outrider.v1 import common_pb2, generation_pb2
 
-T = TypeVar("T")
 E = TypeVar("E", bound=enum.IntEnum)
-
-
-def read(cls: type[T], message: Any, **given: Any) -> T:
-    """`cls` from the fields of the same names; unset optional ones become None, repeated ones tuples."""
-    values = dict(given)
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in given:
-            continue
-        descriptor = message.DESCRIPTOR.fields_by_name[field.name]
-        if descriptor.has_presence and not message.HasField(field.name):
-            values[field.name] = None
-        else:
-            value = getattr(message, field.name)
-            values[field.name] = tuple(value) if descriptor.is_repeated else value
-    return cls(**values)
 
 
 def read_speculation(message: generation_pb2.SpeculationStats) -> Speculation:

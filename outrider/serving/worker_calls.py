@@ -19,6 +19,7 @@ from outrider.serving.convert_worker import (
     target_drafter_from_pb,
     timing_from_pb,
 )
+from outrider.serving.same_names import read, write
 from outrider.serving.status import from_rpc_error
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
@@ -70,7 +71,7 @@ async def describe(
         role=_ROLES.get(answer.role, ""),
         model=description_from_pb(answer),
         drafters=tuple(answer.drafters),
-        capacity=capacity_from_pb(answer.capacity),
+        capacity=read(Capacity, answer.capacity),
         incarnation=answer.incarnation,
         timings=tuple(timing_from_pb(timing) for timing in answer.timings),
         cache_counters=cache_counters_from_pb(answer.cache_counters),
@@ -116,9 +117,5 @@ def role_to_pb(role: str) -> Any:
     return {name: number for number, name in _ROLES.items()}.get(role, worker_pb2.WORKER_ROLE_UNSPECIFIED)
 
 
-def capacity_from_pb(message: Any) -> Capacity:
-    return Capacity(**{name: getattr(message, name) for name in Capacity.__dataclass_fields__})
-
-
 def capacity_to_pb(capacity: Capacity) -> worker_pb2.WorkerCapacity:
-    return worker_pb2.WorkerCapacity(**{name: getattr(capacity, name) for name in Capacity.__dataclass_fields__})
+    return write(worker_pb2.WorkerCapacity, capacity)
