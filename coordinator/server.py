@@ -37,7 +37,7 @@ from outrider.serving.convert_worker import cache_counters_to_pb, numerics_to_pb
 from outrider.serving.events import event_to_pb, speculation_to_pb, step_to_pb, stream_status_to_pb
 from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
-from outrider.serving.records import kept_to_pb
+from outrider.serving.records import add_rounds, kept_to_pb
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.tls import WORKER_NAMES, certificate_names
 from outrider.serving.tracing import Tracing, tracing
@@ -181,8 +181,11 @@ class GenerationServicer:
             raise InvalidArgument(
                 f"stream_index is {request.stream_index}, the request has {len(streams)} streams", field="stream_index"
             )
-        kept = await asyncio.to_thread(kept_to_pb, streams[request.stream_index])
-        return record_pb2.GetRecordResponse(stream=kept, num_streams=len(streams))
+        kept = streams[request.stream_index]
+        # of one moment: the stream may go on while its rounds are copied
+        record, rounds = kept_to_pb(kept), tuple(kept.rounds)
+        await asyncio.to_thread(add_rounds, record, rounds)
+        return record_pb2.GetRecordResponse(stream=record, num_streams=len(streams))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         model = self._directory.model(request.model)

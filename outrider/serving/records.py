@@ -19,16 +19,17 @@ from outrider.serving.convert import (
     stopping_from_pb,
     stopping_to_pb,
 )
+from outrider.serving.same_names import read, write
 from outrider.v1 import record_pb2
 
 VERSION = 1
 
 
 def kept_to_pb(kept: Any) -> record_pb2.StreamRecord:
-    """From what a coordinator keeps: `coordinator.records.KeptStream`."""
+    """As it stands, from what a coordinator keeps: `coordinator.records.KeptStream`. Its rounds are `add_rounds`'s."""
     request, output_ids = kept.request, tuple(kept.log.output_ids)
     num_resumed = len(request.resume_token_ids)
-    message = record_pb2.StreamRecord(
+    return record_pb2.StreamRecord(
         version=VERSION,
         request_id=request.request_id,
         model=request.model,
@@ -45,21 +46,13 @@ def kept_to_pb(kept: Any) -> record_pb2.StreamRecord:
         num_rounds_left_out=kept.num_rounds_left_out,
         max_draft_tokens=request.max_draft_tokens,
     )
-    for one in kept.rounds:
-        message.rounds.append(
-            record_pb2.RoundRecord(
-                base_length=one.base_length,
-                committed_ids=one.committed_ids,
-                origins=one.origins,
-                proposal=one.proposal.message if one.proposal is not None else None,
-                num_draft_tokens=one.num_draft_tokens,
-                proposal_fault=one.proposal_fault,
-                epoch=one.epoch,
-                numerics_index=one.numerics_index,
-                drafts_untold=one.drafts_untold,
-            )
-        )
-    return message
+
+
+def add_rounds(message: record_pb2.StreamRecord, rounds: Iterable[Any]) -> None:
+    """rounds: `coordinator.records.KeptRound`s. Megabytes of drafts may be copied: not for an event loop."""
+    for one in rounds:
+        proposal = one.proposal.message if one.proposal is not None else None
+        message.rounds.append(write(record_pb2.RoundRecord, one, proposal=proposal))
 
 
 def record_from_pb(message: record_pb2.StreamRecord) -> StreamRecord:
@@ -69,22 +62,13 @@ def record_from_pb(message: record_pb2.StreamRecord) -> StreamRecord:
             f"the record has version {message.version}, this command reads version {VERSION}", field="record"
         )
     try:
-        return StreamRecord(
-            request_id=message.request_id,
-            model=message.model,
-            model_fingerprint=message.model_fingerprint,
-            numerics_fingerprints=tuple(message.numerics_fingerprints),
-            index=message.index,
-            prompt_ids=tuple(message.prompt_ids),
-            resumed_ids=tuple(message.resumed_ids),
-            output_ids=tuple(message.output_ids),
+        return read(
+            StreamRecord,
+            message,
             sampling=sampling_from_pb(message.sampling, "record.sampling"),
             stopping=stopping_from_pb(message.stopping),
             finish=Finish(message.finish_reason),
-            matched_stop_string=message.matched_stop_string,
             rounds=tuple(map(_round_from_pb, message.rounds)),
-            num_rounds_left_out=message.num_rounds_left_out,
-            max_draft_tokens=message.max_draft_tokens,
             wire=message.SerializeToString(deterministic=True),
         )
     except ValueError as error:
@@ -97,18 +81,8 @@ def _round_from_pb(message: record_pb2.RoundRecord) -> RoundRecord:
         proposal = proposal_from_pb(message.proposal)
     except ProposalFault as fault:
         unreadable = str(fault)
-    return RoundRecord(
-        base_length=message.base_length,
-        committed_ids=tuple(message.committed_ids),
-        origins=tuple(map(Origin, message.origins)),
-        proposal=proposal,
-        unreadable=unreadable,
-        num_draft_tokens=message.num_draft_tokens,
-        proposal_fault=message.proposal_fault,
-        epoch=message.epoch,
-        numerics_index=message.numerics_index,
-        drafts_untold=message.drafts_untold,
-    )
+    origins = tuple(map(Origin, message.origins))
+    return read(RoundRecord, message, origins=origins, proposal=proposal, unreadable=unreadable)
 
 
 def write_records(path: Path, records: Iterable[StreamRecord]) -> None:

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 import outrider
 from outrider.audit.certificate import Certificate, certify
 from outrider.audit.findings import Verdict
-from outrider.audit.frame import text_ids
+from outrider.audit.frame import decided_ids, text_ids
 from outrider.audit.record import RoundRecord, StreamRecord
 from outrider.audit.target import load_target
 from outrider.cli.main import app
 from outrider.drafting.proposal import SparseQ
 from outrider.errors import FailedPrecondition, InvalidArgument, NotFound
 from outrider.sampling.params import AcceptanceRule
-from outrider.serving.records import read_records, write_records
+from outrider.serving.records import add_rounds, kept_to_pb, read_records, write_records
 from outrider.settings import TargetWorkerSettings
 
 TARGET = "toy:vocab=48,seed=3,order=1,scale=3"
@@ -288,6 +288,27 @@ async def test_a_stream_that_lost_its_target_is_audited(rule: str) -> None:
     certificate = audited(record, slow)
     assert certificate.verdict is Verdict.AUDITED, certificate
     assert certificate.findings.num_tokens == 300
+
+
+async def test_a_record_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are copied on a thread, and the stream goes on meanwhile: it must not seem to have kept back tokens."""
+    held = []
+
+    def begun(kept):
+        held.append(kept)
+        return kept_to_pb(kept)
+
+    def late(message, rounds):
+        (kept,) = held
+        kept.rounds.append(kept.rounds[-1])
+        add_rounds(message, rounds)
+
+    monkeypatch.setattr("coordinator.server.kept_to_pb", begun)
+    monkeypatch.setattr("coordinator.server.add_rounds", late)
+    async with services() as (_, client):
+        record = await recorded(client, seed=1, max_tokens=12)
+    assert len(held[0].rounds) == len(record.rounds) + 1, "the stream did not go on"
+    assert decided_ids(record) == record.output_ids
 
 
 async def test_who_records_what_and_who_sees_it() -> None:
