@@ -10,12 +10,12 @@ import random
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+import forked
 import pytest
 from conftest import scaled
 
 import outrider
 from outrider.cli.flags import to_flags
-from outrider.cli.process import Child
 from outrider.errors import OutriderError, Unavailable
 
 TARGET = "toy:vocab=24,seed=5,pass_ms=3,blocks=600"
@@ -39,7 +39,7 @@ async def services():
 
     async def start(name, role, values):
         flags[name] = (role, values)
-        children[name] = await Child.start(role, to_flags({**COMMON, **values}))
+        children[name] = await forked.start(role, to_flags({**COMMON, **values}))
         return await children[name].wait_ready(60)
 
     async def restart(name):

@@ -7,6 +7,7 @@ import random
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import forked
 import pytest
 from conftest import scaled
 from faults.soak.relay import Relay
@@ -14,7 +15,6 @@ from stack import in_process_stack
 
 import outrider
 from outrider.cli.flags import to_flags
-from outrider.cli.process import Child
 from outrider.client import KeepAlive
 from outrider.serving.channel import open_channel
 from outrider.serving.worker_calls import describe
@@ -44,7 +44,7 @@ class Fleet:
 
     async def start(self, name, role, values):
         self._flags[name] = (role, values)
-        self.children[name] = await Child.start(role, to_flags({**COMMON, **values}))
+        self.children[name] = await forked.start(role, to_flags({**COMMON, **values}))
         return await self.children[name].wait_ready(240)
 
     async def restart(self, name):

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import forked
 import pytest
 from conftest import scaled
 
@@ -51,7 +52,7 @@ class Fleet:
 
     async def start(self, name: str, role: str, **values: Any) -> str:
         self.flags[name] = (role, values)
-        self.children[name] = await Child.start(role, to_flags({**COMMON, **values}))
+        self.children[name] = await forked.start(role, to_flags({**COMMON, **values}))
         return await self.children[name].wait_ready(PATIENCE_S)
 
     async def restart(self, name: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import forked
 import psutil
 from faults.soak.oracle import draft_model, target_model
 from faults.soak.plan import CLIENTS, COORDINATORS, DRAFTS, SERVICES, TARGETS
@@ -131,7 +132,7 @@ class Fleet:
         service = self.services[name]
         if service.child is not None:
             await service.child.stop(0.0)
-        service.child = await Child.start(service.role, to_flags(self._flags(service)), self._on_line(service))
+        service.child = await forked.start(service.role, to_flags(self._flags(service)), self._on_line(service))
         service.is_meant_to_run = True
         service.num_starts += 1
         watching = asyncio.create_task(self._watch(service, service.child))

@@ -1,0 +1,145 @@
+"""Services as processes of their own that start within milliseconds: forked from one that has imported everything.
+
+Each is as real as one from the command line and is told the same flags: its own memory, connections and pid, to be
+killed, stopped and continued. `start` stands for `Child.start`, and gives the same `Child`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from outrider.cli.process import Child, OnLine
+
+LONGEST_LINE = 1 << 20
+
+
+class ForkedProcess:
+    """What `Child` needs of an `asyncio.subprocess.Process`."""
+
+    def __init__(
+        self, pid: int, stdin: int, outputs: Sequence[asyncio.StreamReader], fate: asyncio.StreamReader
+    ) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout, self.stderr = outputs
+        self._stdin = stdin
+        self._waiting = asyncio.create_task(self._wait(fate))
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._waiting)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    async def _wait(self, fate: asyncio.StreamReader) -> int:
+        line = await fate.readline()
+        self.returncode = int(line) if line else -signal.SIGKILL  # the parent of all is gone, and so are they
+        os.close(self._stdin)
+        return self.returncode
+
+
+async def start(role: str, flags: Sequence[str], on_line: OnLine | None = None) -> Child:
+    """Starts `outrider <role> <flags>`."""
+    theirs, ours = zip(*(os.pipe() if number == 0 else os.pipe()[::-1] for number in range(4)), strict=True)
+    request = json.dumps({"argv": [role, *flags, "--exit-with-stdin"], "environ": dict(os.environ)}).encode()
+    socket.send_fds(_parent(), [request], theirs)
+    for number in theirs:
+        os.close(number)
+    stdout, stderr, fate = [await _reader(number) for number in ours[1:]]
+    pid = int(await fate.readline())
+    process: Any = ForkedProcess(pid, ours[0], (stdout, stderr), fate)
+    return Child(role, process, on_line)
+
+
+async def _reader(number: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=LONGEST_LINE)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(number, "rb", 0))
+    return reader
+
+
+@cache
+def _parent() -> socket.socket:
+    """To the parent of all, which ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = Popen([sys.executable, str(Path(__file__)), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    atexit.register(process.wait)
+    atexit.register(ours.close)
+    return ours
+
+
+def main() -> None:
+    """Forks a service for each request, and tells its pid and how it ended. It has no threads of its own, and has not
+    touched gRPC: so a child may."""
+    import target_worker.server  # noqa: F401
+    from outrider.cli.main import app
+
+    gc.freeze()
+    requests, fates = socket.socket(fileno=int(sys.argv[1])), dict[int, int]()
+
+    def bury(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while pid := (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                fate = fates.pop(pid)
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(fate, f"{os.waitstatus_to_exitcode(ended[1])}\n".encode())
+                os.close(fate)
+
+    signal.signal(signal.SIGCHLD, bury)
+    while True:
+        message, numbers, *_ = socket.recv_fds(requests, LONGEST_LINE, 4)
+        if not message:
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            requests.close()
+            for fate in fates.values():
+                os.close(fate)
+            _become(app, numbers, **json.loads(message))
+        for number in numbers[:3]:
+            os.close(number)
+        fates[pid] = numbers[3]
+        os.write(numbers[3], f"{pid}\n".encode())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _become(app: Any, numbers: Sequence[int], argv: list[str], environ: dict[str, str]) -> None:
+    code: Any = 1
+    try:
+        os.setsid()
+        for number, standard in zip(numbers, range(3), strict=False):
+            os.dup2(number, standard)
+        for number in numbers:
+            os.close(number)
+        os.environ.clear()
+        os.environ.update(environ)
+        sys.argv = ["outrider", *argv]
+        app()
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+if __name__ == "__main__":
+    main()
