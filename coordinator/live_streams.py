@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from coordinator.statistics import StreamStatistics
 from coordinator.stream import Stream
 from outrider.results import Speculation, Step
+from outrider.round_counts import RoundCounts
 from outrider.server_info import StreamState, StreamStatus
 
 
@@ -59,7 +60,7 @@ class LiveStreams:
     def __init__(self) -> None:
         self._requests: dict[int, tuple[LiveStream, ...]] = {}
         self._num_begun = 0
-        self._ended: defaultdict[str, StreamStatistics] = defaultdict(StreamStatistics)
+        self._ended: defaultdict[str, RoundCounts] = defaultdict(RoundCounts)
 
     @contextlib.contextmanager
     def watching(self, streams: Sequence[Stream], arrived: float) -> Iterator[tuple[LiveStream, ...]]:
@@ -72,7 +73,7 @@ class LiveStreams:
         finally:
             del self._requests[key]
             for stream in streams:
-                self._ended[stream.request.model].add(stream.statistics)
+                self._ended[stream.request.model].add(stream.statistics.rounds)
 
     def of(self, tenant: str | None) -> tuple[list[LiveStream], int]:
         """(its streams, how many others have); None: all tenants'. A stream that has finished is none."""
@@ -81,11 +82,11 @@ class LiveStreams:
         return seen, len(live) - len(seen)
 
     def totals(self) -> dict[str, Speculation]:
-        """Counts of all streams so far, by model."""
-        models: defaultdict[str, StreamStatistics] = defaultdict(StreamStatistics)
+        """Rounds of all streams so far, by model."""
+        models: defaultdict[str, RoundCounts] = defaultdict(RoundCounts)
         for name, ended in self._ended.items():
             models[name].add(ended)
         for live in self._requests.values():
             for one in live:
-                models[one.stream.request.model].add(one.stream.statistics)
-        return {name: statistics.speculation() for name, statistics in models.items()}
+                models[one.stream.request.model].add(one.stream.statistics.rounds)
+        return {name: StreamStatistics(rounds=counts).speculation() for name, counts in models.items()}

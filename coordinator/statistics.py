@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.branches import AheadCounts
 from outrider.results import DrafterOutlook, DrafterUse, Speculation, Timings
+from outrider.round_counts import RoundCounts
 from outrider.sampling.params import Origin
 
 
@@ -78,7 +78,7 @@ class _Use:
 
 @dataclass(slots=True)
 class StreamStatistics:
-    """emitted = accepted + corrections + bonus + plain; vLLM's definitions, see `SpeculationStats` of the wire."""
+    """What its `Speculation` and `Timings` are made of."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -91,9 +91,7 @@ class StreamStatistics:
     num_draft_failures: int = 0
     num_proposal_bytes: int = 0
     num_feature_bytes: int = 0
-    _origins: Counter[Origin] = field(default_factory=Counter)
-    _accepted: Counter[int] = field(default_factory=Counter)
-    _gamma: Counter[int] = field(default_factory=Counter)
+    rounds: RoundCounts = field(default_factory=RoundCounts)
     _drafters: dict[str, None] = field(default_factory=dict)
     _uses: dict[tuple[str, str], _Use] = field(default_factory=dict)
     outlooks: tuple[DrafterOutlook, ...] = ()
@@ -102,10 +100,7 @@ class StreamStatistics:
 
     def count(self, num_draft_tokens: int, origins: tuple[Origin, ...], by: Drafting = NOBODY) -> None:
         """A verdict that checked `num_draft_tokens` drafts and delivered tokens of these origins."""
-        self._origins.update(origins)
-        self._gamma[num_draft_tokens] += 1
-        if num_draft_tokens:
-            self._accepted[origins.count(Origin.ACCEPTED)] += 1
+        self.rounds.count(num_draft_tokens, origins)
         for drafter, reason, num_drafts, num_accepted in by.parts(num_draft_tokens, origins.count(Origin.ACCEPTED)):
             use = self._uses.setdefault((drafter, reason), _Use())
             use.num_rounds += 1
@@ -137,37 +132,16 @@ class StreamStatistics:
 
     @property
     def has_rounds(self) -> bool:
-        return bool(self._gamma)
-
-    def add(self, other: StreamStatistics) -> None:
-        """Counts of another stream: tokens by origin, rounds by drafts and by accepted ones."""
-        self._origins.update(other._origins)
-        self._accepted.update(other._accepted)
-        self._gamma.update(other._gamma)
+        return bool(self.rounds.gammas)
 
     def speculation(self) -> Speculation:
-        num_steps = sum(self._accepted.values())
-        num_drafts = sum(gamma * count for gamma, count in self._gamma.items())
-        num_accepted = self._origins[Origin.ACCEPTED]
-        num_positions = max(self._gamma, default=0)
         return Speculation(
-            num_spec_steps=num_steps,
-            num_draft_tokens=num_drafts,
-            num_accepted_draft_tokens=num_accepted,
-            mean_acceptance_length=1 + num_accepted / num_steps if num_steps else 0.0,
-            draft_acceptance_rate=num_accepted / num_drafts if num_drafts else 0.0,
-            acceptance_histogram=_histogram(self._accepted),
-            gamma_histogram=_histogram(self._gamma),
-            num_draft_tokens_per_pos=_at_least(self._gamma, num_positions),
-            num_accepted_tokens_per_pos=_at_least(self._accepted, num_positions),
+            **self.rounds.fields(),
             num_dropped_proposals=self.num_dropped_proposals,
             num_draft_failures=self.num_draft_failures,
             drafters=tuple(self._drafters),
             num_proposal_bytes=self.num_proposal_bytes,
             num_feature_bytes=self.num_feature_bytes,
-            num_plain_tokens=self._origins[Origin.PLAIN],
-            num_correction_tokens=self._origins[Origin.CORRECTION],
-            num_bonus_tokens=self._origins[Origin.BONUS],
             drafter_uses=tuple(use.told(drafter, reason) for (drafter, reason), use in self._uses.items()),
             drafter_outlooks=self.outlooks,
             num_branches=self.ahead.num_branches,
@@ -189,12 +163,3 @@ class StreamStatistics:
             network_ms=self.network_ms,
             total_ms=total_ms,
         )
-
-
-def _histogram(counts: Counter[int]) -> tuple[int, ...]:
-    return tuple(counts[i] for i in range(max(counts, default=-1) + 1))
-
-
-def _at_least(counts: Counter[int], num_positions: int) -> tuple[int, ...]:
-    """Entry i: how often the number was above i, that is, position i was there."""
-    return tuple(sum(n for number, n in counts.items() if number > i) for i in range(num_positions))

@@ -4,68 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from outrider.errors import Internal
 from outrider.results import Chunk, Complete, DrafterUse, Event, Logprobs, PromptLogprobs, Speculation, Started
+from outrider.round_counts import RoundCounts
 from outrider.sampling.params import Origin
 
 BEFORE_RESUME = "before-resume"
 """Reason of the rounds that a coordinator ran which did not live to tell their drafters."""
-
-
-@dataclass(slots=True)
-class RoundCounts:
-    """What the chunks tell of their rounds."""
-
-    gammas: Counter[int] = field(default_factory=Counter)
-    accepted: Counter[int] = field(default_factory=Counter)
-    origins: Counter[Origin] = field(default_factory=Counter)
-
-    def count(self, chunk: Chunk) -> None:
-        """A chunk is a round. One of a coordinator that does not tell its drafts has as many as were accepted."""
-        num_accepted = chunk.origins.count(Origin.ACCEPTED)
-        num_drafts = max(chunk.num_draft_tokens, num_accepted)
-        self.gammas[num_drafts] += 1
-        self.origins.update(chunk.origins)
-        if num_drafts:
-            self.accepted[num_accepted] += 1
-
-    def add(self, other: RoundCounts) -> None:
-        self.gammas.update(other.gammas)
-        self.accepted.update(other.accepted)
-        self.origins.update(other.origins)
-
-    def before(self, later: Speculation) -> Speculation:
-        """Both added up; what no chunk tells (drafters, bytes, branches) is that of `later`."""
-        num_rounds = self.gammas.total()
-        if not num_rounds:
-            return later
-        num_steps = self.accepted.total() + later.num_spec_steps
-        num_drafts = sum(gamma * number for gamma, number in self.gammas.items())
-        num_accepted = self.origins[Origin.ACCEPTED]
-        use = DrafterUse("", BEFORE_RESUME, num_rounds, num_drafts, num_accepted)
-        num_drafts, num_accepted = num_drafts + later.num_draft_tokens, num_accepted + later.num_accepted_draft_tokens
-        return dataclasses.replace(
-            later,
-            num_spec_steps=num_steps,
-            num_draft_tokens=num_drafts,
-            num_accepted_draft_tokens=num_accepted,
-            mean_acceptance_length=1 + num_accepted / num_steps if num_steps else 0.0,
-            draft_acceptance_rate=num_accepted / num_drafts if num_drafts else 0.0,
-            acceptance_histogram=_added(_histogram(self.accepted), later.acceptance_histogram),
-            gamma_histogram=_added(_histogram(self.gammas), later.gamma_histogram),
-            num_draft_tokens_per_pos=_added(_at_least(self.gammas), later.num_draft_tokens_per_pos),
-            num_accepted_tokens_per_pos=_added(
-                _at_least(self.accepted, max(self.gammas)), later.num_accepted_tokens_per_pos
-            ),
-            num_plain_tokens=self.origins[Origin.PLAIN] + later.num_plain_tokens,
-            num_correction_tokens=self.origins[Origin.CORRECTION] + later.num_correction_tokens,
-            num_bonus_tokens=self.origins[Origin.BONUS] + later.num_bonus_tokens,
-            drafter_uses=(use, *later.drafter_uses),
-        )
 
 
 class ChoiceProgress:
@@ -95,7 +42,9 @@ class ChoiceProgress:
         if isinstance(event, Chunk):
             self._first_at = self._first_at or self._clock()
             self.token_ids += event.token_ids
-            self._rounds.count(event)
+            # a chunk is a round; one of a coordinator that does not tell its drafts has as many as were accepted
+            num_drafts = max(event.num_draft_tokens, event.origins.count(Origin.ACCEPTED))
+            self._rounds.count(num_drafts, event.origins)
             return dataclasses.replace(event, index=self.index)
         self.has_end = True
         if not self.num_resumes:
@@ -107,7 +56,7 @@ class ChoiceProgress:
             time_to_first_token_ms=1000 * (first_at - self._began_at),
             total_ms=1000 * (now - self._began_at),
         )
-        speculation = self._earlier.before(event.speculation)
+        speculation = _with_earlier(self._earlier, event.speculation)
         return dataclasses.replace(
             event, index=self.index, timings=timings, speculation=speculation, num_resumes=self.num_resumes
         )
@@ -161,16 +110,12 @@ class Progress:
         return PromptLogprobs(told.first_position + num_old, logprobs)
 
 
-def _histogram(counts: Counter[int]) -> tuple[int, ...]:
-    return tuple(counts[i] for i in range(max(counts, default=-1) + 1))
-
-
-def _at_least(counts: Counter[int], num_positions: int | None = None) -> tuple[int, ...]:
-    """Entry i: how often the number was above i."""
-    length = max(counts, default=0) if num_positions is None else num_positions
-    return tuple(sum(n for number, n in counts.items() if number > i) for i in range(length))
-
-
-def _added(ours: Sequence[int], theirs: Sequence[int]) -> tuple[int, ...]:
-    length = max(len(ours), len(theirs))
-    return tuple(sum(part[i] for part in (ours, theirs) if i < len(part)) for i in range(length))
+def _with_earlier(earlier: RoundCounts, later: Speculation) -> Speculation:
+    """Both added up; what no chunk tells (drafters, bytes, branches) is that of `later`."""
+    num_rounds = earlier.gammas.total()
+    if not num_rounds:
+        return later
+    use = DrafterUse("", BEFORE_RESUME, num_rounds, earlier.num_draft_tokens, earlier.origins[Origin.ACCEPTED])
+    whole = RoundCounts.of(later)
+    whole.add(earlier)
+    return dataclasses.replace(later, **whole.fields(), drafter_uses=(use, *later.drafter_uses))
