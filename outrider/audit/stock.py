@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from outrider.audit.rows import WINDOW
+from outrider.audit.rows import WindowedRows
 from outrider.errors import InvalidArgument
 from outrider.lm.checkpoint import weights_fingerprint
 from outrider.lm.interface import ModelDescription
@@ -46,31 +46,22 @@ def load_stock(settings: WorkerSettings) -> tuple[Any, ModelDescription]:
     return module.eval(), description
 
 
-class StockRows:
+class StockRows(WindowedRows):
     """`Rows` of a transformers module. What stands aside is computed with all that is before it: slow, and plain."""
 
     def __init__(self, module: Any, text_ids: Sequence[int], vocab_size: int) -> None:
+        super().__init__(text_ids)
         self._module = module
-        self._ids = list(text_ids)
         self._vocab_size = vocab_size
         parameters = inspect.signature(module.forward).parameters
         self._cache_parameter = "cache" if "cache" in parameters else "past_key_values"
         self._cache = DynamicCache(config=module.config)
-        self._windows: list[np.ndarray] = []
-        self._computed = 0
-
-    def after(self, num_tokens: int) -> np.ndarray:
-        while self._computed < num_tokens:
-            ids = self._ids[self._computed : self._computed + WINDOW]
-            self._windows = [*self._windows[-1:], self._forward(ids, len(ids), self._cache)]
-            self._computed += len(ids)
-        back, windows = self._computed - num_tokens, list(self._windows)
-        while back >= len(windows[-1]):
-            back -= len(windows.pop())
-        return np.asarray(windows[-1][len(windows[-1]) - 1 - back])
 
     def aside(self, num_tokens: int, token_ids: Sequence[int]) -> np.ndarray:
         return self._forward([*self._ids[:num_tokens], *token_ids], len(token_ids), None)
+
+    def _next(self, start: int, token_ids: Sequence[int]) -> np.ndarray:
+        return self._forward(token_ids, len(token_ids), self._cache)
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[int], num_logits: int, cache: Any) -> np.ndarray:
