@@ -10,8 +10,10 @@ from outrider.audit.findings import Findings
 from outrider.audit.law import Law, Text, law, processed
 from outrider.audit.record import RoundRecord, StreamRecord
 from outrider.audit.rows import Rows
-from outrider.audit.rules import PREFIX, Decision, Round
+from outrider.audit.rules import Decision, Round
 from outrider.drafting.proposal import EMPTY, Proposal, ProposalFault, SparseQ, check
+from outrider.drafting.tree import PREFIX
+from outrider.lm.tree import path_to
 from outrider.sampling.noise import Noise, Role, extend_hash
 from outrider.sampling.params import AcceptanceRule, Origin, SamplingParams, StoppingParams
 
@@ -53,7 +55,7 @@ class RatioRounds:
         if _token_ids(free, proposal) == one.committed_ids and num_accepted == len(free.path):
             self._findings.count(free.comparisons)
             return
-        led = [round_.against(*way) for way in _ways(one, num_accepted, proposal, round_, self._stopping)]
+        led = [round_.against(*way) for way in _ways(one, num_accepted, proposal, self._stopping)]
         if not led:
             self._tell(one, _token_ids(free, proposal), "none of its drafts leads to what it decided")
             return
@@ -146,6 +148,7 @@ class Laws(Mapping[int, Law]):
         tolerance: float,
     ) -> None:
         self._rows, self._text, self._committed_ids, self._proposal = rows, text, committed_ids, proposal
+        self._shape = proposal.shape
         self._params, self._stopping, self._tolerance = params, stopping, tolerance
         self._known: dict[int, Law | None] = {}
         self._found: dict[int, np.ndarray] = {}
@@ -165,9 +168,9 @@ class Laws(Mapping[int, Law]):
 
     def _law(self, node: int) -> Law | None:
         if node not in self._found:
-            path = self._path_to(self._furthest(node))
+            path = path_to(self._shape, self._furthest(node))
             self._found.update(zip([PREFIX, *path], self._rows_along(self._ids(path)), strict=True))
-        path_ids = self._ids(self._path_to(node))
+        path_ids = self._ids(path_to(self._shape, node))
         for token_id in path_ids:
             self._text.push(token_id)
         row = processed(self._found[node], self._params, self._stopping, self._text)
@@ -191,19 +194,12 @@ class Laws(Mapping[int, Law]):
         before it is accepted."""
         if self._params.acceptance is AcceptanceRule.TOKEN:
             return node
-        furthest, shape = node, self._proposal.shape
-        for other in sorted(set(shape) - {PREFIX}):
-            path = self._path_to(other)
-            if (node == PREFIX or node in path) and len(path) > len(self._path_to(furthest)):
+        furthest = node
+        for other in sorted(set(self._shape) - {PREFIX}):
+            path = path_to(self._shape, other)
+            if (node == PREFIX or node in path) and len(path) > len(path_to(self._shape, furthest)):
                 furthest = other
         return furthest
-
-    def _path_to(self, node: int) -> list[int]:
-        path: list[int] = []
-        while node != PREFIX:
-            path.append(node)
-            node = self._proposal.shape[node]
-        return path[::-1]
 
     def _ids(self, path: Sequence[int]) -> list[int]:
         return [self._proposal.token_ids[node] for node in path]
@@ -229,12 +225,13 @@ def _token_ids(decision: Decision, proposal: Proposal) -> tuple[int, ...]:
 
 
 def _ways(
-    one: RoundRecord, num_accepted: int, proposal: Proposal, round_: Round, stopping: StoppingParams
+    one: RoundRecord, num_accepted: int, proposal: Proposal, stopping: StoppingParams
 ) -> list[tuple[int, int | None]]:
     """(last accepted node, token after it): all that lead to what the record says the round decided."""
     found: list[tuple[int, int | None]] = []
+    shape = proposal.shape
     for node in range(PREFIX, len(proposal)):
-        ids = tuple(proposal.token_ids[above] for above in round_.path_to(node))
+        ids = tuple(proposal.token_ids[above] for above in path_to(shape, node))
         if len(ids) != num_accepted or ids != one.committed_ids[:num_accepted]:
             continue
         ends_text = bool(ids) and ids[-1] in stopping.stop_token_ids

@@ -15,10 +15,11 @@ import numpy as np
 from outrider.audit.findings import Comparison
 from outrider.audit.law import ROUNDING, Law
 from outrider.drafting.proposal import Q_TOTAL, Proposal
+from outrider.drafting.tree import PREFIX
+from outrider.lm.tree import path_to
 from outrider.sampling.noise import Role
 from outrider.sampling.params import AcceptanceRule
 
-PREFIX = -1
 Uniform = Callable[[int, Role, int], float]
 """Of a node, a role and a try: the coin that is keyed by the ids down to that node."""
 
@@ -62,19 +63,11 @@ class Round:
         self._stops = stop_token_ids
         self._laws = laws
         self._uniform = uniform
-        self.parents = proposal.parents or tuple(range(PREFIX, len(proposal) - 1))
+        self._parents = proposal.shape
         self.children: list[list[int]] = [[] for _ in range(len(proposal) + 1)]
-        for node, parent in enumerate(self.parents):
+        for node, parent in enumerate(self._parents):
             if parent == PREFIX or self._ids[parent] not in stop_token_ids:
                 self.children[parent + 1].append(node)
-
-    def path_to(self, node: int) -> list[int]:
-        """From a child of the prefix down."""
-        path: list[int] = []
-        while node != PREFIX:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
 
     def decide(self) -> Decision:
         """As the coins fall."""
@@ -82,17 +75,17 @@ class Round:
 
     def against(self, end: int, token_id: int | None) -> Decision:
         """Led to `end` as the last accepted node, and to the token after it."""
-        return self._run(self.path_to(end), token_id)
+        return self._run(path_to(self._parents, end), token_id)
 
     def _run(self, led: list[int] | None, token_id: int | None) -> Decision:
         decision = Decision()
         found = self._search(PREFIX, 1.0, 0.0, led, decision)
-        if found is None or led not in (None, self.path_to(found[0])):  # led along a path that cannot be
+        if found is None or led not in (None, path_to(self._parents, found[0])):  # led along a path that cannot be
             place = max(len(led or ()) - 1, 0)
             decision.comparisons.append(Comparison(place, -1.0, 0.0, "a draft that could not be accepted"))
             return decision
         end, left = found
-        decision.path = self.path_to(end)
+        decision.path = path_to(self._parents, end)
         if decision.path and self._ids[end] in self._stops:
             return decision
         if left is None or not self.children[end + 1]:
@@ -133,7 +126,7 @@ class Round:
             return (node, left) if led is None or node == (led[-1] if led else PREFIX) else None
         if node == PREFIX:
             return node, left
-        parent = self.parents[node]
+        parent = self._parents[node]
         place = self.children[parent + 1].index(node)
         stands = self._coin(parent, place, node, chance, error, led, decision)
         return (node, left) if stands else None
@@ -158,7 +151,7 @@ class Round:
             falls = node == led[-1] if self._rule is AcceptanceRule.BLOCK and led else node in led
         margin = chance - u if falls else u - chance
         what = f"coin {u:.6f} against chance {chance:.6f}"
-        decision.comparisons.append(Comparison(len(self.path_to(node)) - 1, margin, error + ROUNDING, what))
+        decision.comparisons.append(Comparison(len(path_to(self._parents, node)) - 1, margin, error + ROUNDING, what))
         return falls
 
     def _q(self, node: int, vocab_size: int) -> np.ndarray:

@@ -5,8 +5,9 @@ import pytest
 from conftest import scaled
 
 from outrider.audit.law import Law, Text, coupled_scores, greedy_scores, law, processed
-from outrider.audit.rules import PREFIX, Round, Uniform
+from outrider.audit.rules import Round, Uniform
 from outrider.drafting.proposal import Proposal
+from outrider.drafting.tree import PREFIX
 from outrider.drafting.tree_draw import draw_children
 from outrider.sampling.distribution import coupled_token, distribution, greedy_token
 from outrider.sampling.history import History
