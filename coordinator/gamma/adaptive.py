@@ -193,7 +193,7 @@ class AdaptiveGamma:
     def _knows_passes(self) -> bool:
         """Whether anybody has measured what a pass of the target takes: a run of it by itself, or its worker."""
         costs = self._shared.costs
-        return bool(costs.plain) or costs.verify.is_told
+        return costs.knows_plain or costs.verify.is_told
 
     def _take(self, plan: Plan, reason: str, max_credit_tokens: int) -> Choice:
         """A short try: what its plan holds."""

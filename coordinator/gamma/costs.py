@@ -50,13 +50,12 @@ class LineCost:
     def __init__(self, relative_slope: float) -> None:
         """relative_slope: growth per unit relative to size 0, until works of different sizes were seen."""
         self._relative_slope = relative_slope
-        self._by_size: dict[int, Median] = {}
-        self._seen_at: dict[int, int] = {}
+        self._by_size: dict[float, Median] = {}
+        self._seen_at: dict[float, int] = {}
         self._clock = 0
         self._told: tuple[float, float] | None = None
         self._told_sizes: Points = ()
         self._surprises: deque[float] = deque(maxlen=NUM_CHANGED)
-        self._measured: dict[int, float] | None = None
         self._lines: dict[int, tuple[float, float]] = {}
 
     def __bool__(self) -> bool:
@@ -71,13 +70,13 @@ class LineCost:
         """What somebody else has measured: it stands until works of two sizes were seen here. `sizes`: what works of
         these sizes take there, under whatever load they came; it counts beside what is seen here."""
         self._told, self._told_sizes = (base_ms, ms_per_unit), sizes
-        self._forget_fits()
+        self._lines.clear()
 
     def observe(self, size: int, ms: float) -> None:
         self._clock += 1
         if size in self._by_size and len(self._by_size[size]) >= MIN_MEASURED:
             self._notice_change(ms / max(MIN_MS, self._by_size[size].value()))
-        self._forget_fits()
+        self._lines.clear()
         self._by_size.setdefault(size, Median(8)).add(ms)
         self._seen_at[size] = self._clock
         if len(self._by_size) > FRESH_PASSES:
@@ -85,11 +84,9 @@ class LineCost:
 
     def ms(self, size: float, near: float = 0.0) -> float:
         """near: the sizes around it shape the line, as work need not grow evenly: a pass is flat at first."""
-        if self._measured is None:
-            known = {n: m for n, m in self._by_size.items() if len(m) >= MIN_MEASURED}
-            self._measured = {n: m.value() for n, m in known.items() if self._is_fresh(n)}
-        if size in self._measured:
-            return self._measured[size]  # type: ignore[index]
+        seen = self._by_size.get(size)
+        if seen is not None and len(seen) >= MIN_MEASURED and self._is_fresh(size):
+            return seen.value()
         base, slope = self.line(near)
         return base + slope * size
 
@@ -112,11 +109,7 @@ class LineCost:
                 values.scale(factor)
             self._surprises.clear()
 
-    def _forget_fits(self) -> None:
-        self._measured = None
-        self._lines.clear()
-
-    def _is_fresh(self, size: int) -> bool:
+    def _is_fresh(self, size: float) -> bool:
         return self._clock - self._seen_at[size] < FRESH_PASSES
 
     def _fit(self, near: float) -> tuple[float, float]:
@@ -197,13 +190,12 @@ class RoundCosts:
         self.verify = LineCost(VERIFY_SLOPE)
         """The target's own time for a pass, by its rows of all streams but one: 0 is one stream's plain step."""
         self.verify_network = Median()
-        self.plain = Median()
-        """Time per token of a plain run, less its one round trip and wait."""
         self.load = Load()
         """Of the target that was heard of last."""
         self.context_ms = 0.0
         """What the cached tokens of a stream add to a pass."""
         self._plain_overhead = Median()
+        """Of a token of a plain run, beside its pass and the run's one round trip and wait."""
         self._overhead = Median()
         self._step_overhead = Median()
         self._drafts: dict[str, DraftCost] = {}
@@ -230,6 +222,11 @@ class RoundCosts:
     def knows(self, candidate: Candidate) -> bool:
         """Whether anybody has measured what drafts of it take."""
         return bool(self.draft(candidate).work)
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether a plain run was seen."""
+        return bool(self._plain_overhead)
 
     def draft_ms(self, candidate: Candidate, num_draft_tokens: float) -> float:
         draft = self.draft(candidate)
@@ -344,12 +341,10 @@ class RoundCosts:
             return
         self._observe_pass(report, was_asked=False)
         network_ms = self.verify_network.value(report.verify_network_ms)
-        if report.num_committed == 1 and self.plain:
+        if report.num_committed == 1 and self.knows_plain:
             return  # a run of one token says little about those without a round trip
-        pass_ms = report.verify_ms - report.verify_queue_ms
-        run_ms = max(pass_ms, report.round_ms - network_ms - report.verify_queue_ms)
-        self.plain.add(run_ms / report.num_committed)
-        self._plain_overhead.add((run_ms - pass_ms) / report.num_committed)
+        known_ms = report.verify_ms + network_ms
+        self._plain_overhead.add(max(0.0, report.round_ms - known_ms) / report.num_committed)
 
     def _observe_pass(self, report: RoundReport, *, was_asked: bool, is_typical: bool = True) -> None:
         num_passes = 1 if report.choice.num_draft_tokens else max(1, report.num_committed)
