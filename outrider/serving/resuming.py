@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from outrider.errors import DeadlineExceeded, OutriderError, Unavailable
+from outrider.merging import merged
 from outrider.progress import ChoiceProgress, Progress
 from outrider.results import Event, Started
 from outrider.resume import Losses, Mend, Resume, about_coordinator, mend
@@ -82,7 +83,7 @@ class ResumingCall:
                 error, wait_s = self._lost(failure, connection, progress, losses, tried, had_begun=had_begun)
             await self._wait(wait_s, error)
             if progress.has_tokens and len(progress.choices) > 1:
-                async with aclosing(self._each(progress.alone())) as events:
+                async with aclosing(merged(map(self._until_complete, progress.alone()))) as events:
                     async for event in events:
                         yield event
                 return
@@ -141,33 +142,3 @@ class ResumingCall:
 
     def _time_left_s(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
-
-    async def _each(self, choices: list[Progress]) -> AsyncGenerator[Event, None]:
-        """Choices that go on apart, their events as they come. A caller that is slow to take one holds all of them."""
-        queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)
-
-        async def feed(progress: Progress) -> None:
-            end: Exception | None = None
-            try:
-                async with aclosing(self._until_complete(progress)) as events:
-                    async for event in events:
-                        await queue.put(event)
-            except Exception as error:
-                end = error
-            await queue.put(end)
-
-        feeding = [asyncio.create_task(feed(progress)) for progress in choices]
-        try:
-            num_running = len(feeding)
-            while num_running:
-                match await queue.get():
-                    case None:
-                        num_running -= 1
-                    case Exception() as error:
-                        raise error
-                    case event:
-                        yield event
-        finally:
-            for task in feeding:
-                task.cancel()
-            await asyncio.gather(*feeding, return_exceptions=True)
