@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from outrider.audit.rows import ModelRows, Rows, allocate
 from outrider.lm.interface import ModelDescription
+from outrider.lm.loading import Progress, load_model
 from outrider.sampling.grammar import GrammarState, GrammarVocabulary
 from outrider.sampling.params import Grammar
 from outrider.settings import TargetWorkerSettings
@@ -19,7 +21,6 @@ EXACT_TOLERANCE = 1e-6
 """Of rows that are equal to the bit: what float32 rounds to when penalties are applied to them."""
 MAX_ASIDE = 64
 """Drafts of a round at most."""
-Progress = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Target:
     description: ModelDescription
     rows: Callable[[Sequence[int]], Rows]
     is_independent: bool
+    vocabulary: GrammarVocabulary
 
     def tolerance(self, numerics_fingerprints: Sequence[str]) -> float:
         """How far logits of workers with these numerics may be off from the rows here."""
@@ -40,23 +42,23 @@ class Target:
 
     def grammar(self, grammar: Grammar | None) -> GrammarState | None:
         """Before the first token. Raises ValueError for one that is none."""
-        if grammar is None:
-            return None
-        about = self.description
-        return GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids).state(grammar)
+        return None if grammar is None else self.vocabulary.state(grammar)
 
 
 def load_target(
     settings: TargetWorkerSettings, max_tokens: int, *, independent: bool, on_progress: Progress | None = None
 ) -> Target:
     """max_tokens: of the longest text. Raises as `load_model` does."""
+    rows: Callable[[Sequence[int]], Rows]
     if independent:
         from outrider.audit.stock import StockRows, load_stock
 
-        module, description = load_stock(settings)
-        return Target(description, lambda ids: StockRows(module, ids, description.vocab_size), True)
-    from outrider.lm.loading import load_model
-
-    loaded = load_model(settings, on_progress=on_progress)
-    allocate(loaded.model, max_tokens, MAX_ASIDE)
-    return Target(loaded.description, lambda ids: ModelRows(loaded.model, ids, max_tokens, MAX_ASIDE), False)
+        module, about = load_stock(settings)
+        rows = partial(StockRows, module, vocab_size=about.vocab_size)
+    else:
+        loaded = load_model(settings, on_progress=on_progress)
+        about = loaded.description
+        allocate(loaded.model, max_tokens, MAX_ASIDE)
+        rows = partial(ModelRows, loaded.model, max_tokens=max_tokens, max_aside=MAX_ASIDE)
+    vocabulary = GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids)
+    return Target(about, rows, independent, vocabulary)

@@ -20,6 +20,7 @@ from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, prin
 from outrider.cli.flags import refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
 from outrider.errors import InvalidArgument
+from outrider.serving.records import read_records, write_records
 from outrider.settings import TargetWorkerSettings
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ def _command(
         refuse_unknown_variables()
         records = _records(request, address)
         if save is not None:
-            from outrider.serving.records import write_records
-
             write_records(save, records)
             err.print(f"recorded in {save}", markup=False)
         names = {record.model for record in records}
@@ -90,8 +89,6 @@ def exit_code(verdicts: list[Verdict]) -> int:
 
 def _records(request: str, address: str) -> tuple[StreamRecord, ...]:
     if Path(request).is_file():
-        from outrider.serving.records import read_records
-
         return read_records(Path(request))
     return asyncio.run(_fetched(request, address))
 
