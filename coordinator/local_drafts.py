@@ -32,6 +32,8 @@ MAX_INDEXED_PROMPT_TOKENS = 32_768
 TOKENS_A_STEP = 2048
 """Indexed without a look at other streams: about a millisecond."""
 RECENT_TOKENS = 32
+BAN = -100.0
+"""A `logit_bias` that is as good as a mask."""
 
 
 def check_local_drafters(settings: CoordinatorSettings) -> None:
@@ -162,7 +164,9 @@ class LocalDrafts:
     def _rows_past(self, num_committed: int, verdict: Verdict | None) -> dict[int, int]:
         """The target's own choices after drafts that it did not take, by their number: where its choice is what it
         would have committed."""
-        if verdict is None or not self._stream.sampling.greedy or self._stream.sampling.needs_history:
+        sampling = self._stream.sampling
+        is_bent = sampling.needs_history or sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words
+        if verdict is None or not sampling.greedy or is_bent:
             return {}
         return {index: x for index, x in enumerate(verdict.row_choices) if index >= num_committed}
 
@@ -246,11 +250,12 @@ def _lookup(places: list[Place], max_ngram: int, drafted_ids: Sequence[int], num
 
 def _may_mask(stream: Stream) -> bool:
     sampling, stopping = stream.sampling, stream.request.stopping
-    return bool(sampling.allowed_token_ids or sampling.bad_words or stopping.stop_token_ids)
+    is_banning = any(bias <= BAN for bias in sampling.logit_bias.values())
+    return bool(sampling.allowed_token_ids or sampling.bad_words or stopping.stop_token_ids or is_banning)
 
 
 class _Masks:
-    """Where a guess must end: before an id that the request's masks rule out, and with a stop token."""
+    """Where a guess must end: before an id that the request's masks or its bias rule out, and with a stop token."""
 
     def __init__(self, stream: Stream) -> None:
         self._sampling = stream.sampling
@@ -266,4 +271,5 @@ class _Masks:
             self._history.push(token_id)
         found = num_allowed(guessed_ids, self._sampling, self._stopping, self._history)
         self._history.pop(len(drafted_ids))
-        return found
+        bias = self._sampling.logit_bias
+        return next((n for n, token_id in enumerate(guessed_ids[:found]) if bias.get(token_id, 0.0) <= BAN), found)

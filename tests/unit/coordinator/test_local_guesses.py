@@ -88,6 +88,8 @@ def test_guesses_end_before_masked_ids_and_with_a_stop_token() -> None:
     assert guessed(stop_token_ids=frozenset({4}), min_tokens=1) == (3, 4)
     assert guessed(dataclasses.replace(GREEDY, allowed_token_ids=(3, 4))) == (3, 4)
     assert guessed(dataclasses.replace(GREEDY, bad_words=((4, 8),))) == (3, 4)
+    assert guessed(dataclasses.replace(GREEDY, logit_bias={8: -100.0, 2: 5.0})) == (3, 4)
+    assert guessed(dataclasses.replace(GREEDY, logit_bias={8: -99.0})) == (3, 4, 8, 1, 2)
     of = stream(stopping=StoppingParams(100, stop_token_ids=frozenset({3})))
     assert not local(of=of).continuation((9, 3), 4), "nothing follows a drafted stop token"
 
@@ -201,6 +203,17 @@ def test_guesses_are_judged_by_rows_past_a_rejection_too() -> None:
     assert moved[0] > 0 > moved[1]
     assert 0 < moved[2] < moved[0], "right, on a path that was not taken"
     assert moved[3] < 0, "after the last draft the target would have said 7"
+
+
+def test_rows_past_a_rejection_judge_nothing_where_the_request_bends_what_they_would_commit() -> None:
+    memory, of = LocalMemory(SETTINGS), stream(sampling=dataclasses.replace(GREEDY, logit_bias={8: 3.0}))
+    drafts = local(memory, of)
+    (guess, *_) = drafts.guesses(4)
+    of.log.append((3, 9))
+    header = of.log.header(1, of.log.length - 2)
+    drafts.committed((3, 4, 8), Verdict(header=header, committed_ids=(3, 9), origins=(), row_choices=(3, 9, 8, 7)))
+    unjudged = guess.evidence[2]
+    assert memory.chances(of).chance(unjudged) == pytest.approx(unjudged.prior_chance(greedy=True))
 
 
 def guess_of(chance: float, num_tokens: int = 4) -> Guess:
