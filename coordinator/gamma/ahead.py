@@ -168,14 +168,15 @@ def best_ahead(
     costs: RoundCosts,
     candidate: Candidate,
     expected: Sequence[float],
+    rounds_ms: Sequence[float],
     hits: HitRate,
     on_demand_rate: float,
     *,
     always: bool = False,
 ) -> AheadRounds | None:
     """The lengths that commit most per ms, less what passes take from other streams; None where rounds on demand, of
-    this rate, are as good, or the drafter cannot. expected: tokens of a round by its drafts, from 0 on. always: whether
-    it pays or not.
+    this rate, are as good, or the drafter cannot. expected: tokens of a round by its drafts, from 0 on. rounds_ms: what
+    a round on demand takes, from 1 on. always: whether it pays or not.
 
     After a hit and after a miss alike the next round's outcome has a branch with a chance that falls with its drafts.
     Both lengths are found by policy iteration: each is the best for the rate, and for what a hit is worth over a miss,
@@ -183,7 +184,7 @@ def best_ahead(
     """
     if not candidate.max_branches or (len(costs.draft(candidate).network) < MIN_ROUNDS_BEFORE and not always):
         return None
-    rounds = lengths_of(costs, candidate, expected, hits)
+    rounds = lengths_of(costs, candidate, expected, rounds_ms, hits)
     rate, worth = on_demand_rate, 0.0
     hit = miss = None
     for _ in range(MAX_ITERATIONS):
@@ -219,14 +220,15 @@ class Length(NamedTuple):
     ms: float
 
 
-def lengths_of(costs: RoundCosts, candidate: Candidate, expected: Sequence[float], hits: HitRate) -> list[Length]:
+def lengths_of(
+    costs: RoundCosts, candidate: Candidate, expected: Sequence[float], rounds_ms: Sequence[float], hits: HitRate
+) -> list[Length]:
     """From one draft on. Asked for at each choice: what all have in common is computed once."""
-    lengths = range(1, len(expected))
     ahead, network_ms, hit_rate = costs.ahead(candidate), costs.draft(candidate).network.value(), hits.of(1)
     slowdown, pass_ms = ahead.slowdown, ahead.build_pass_ms(costs.draft_ms(candidate, 1))
     beside_ms = costs.local_round_ms(0) - costs.verify_ms(0)
     found = []
-    for num_drafts, ms in zip(lengths, costs.rounds_ms(candidate, lengths), strict=True):
+    for num_drafts, ms in enumerate(rounds_ms, start=1):
         verify_ms, taken = costs.verify_ms(num_drafts), costs.taken(num_drafts)
         on_demand_ms, target_ms = ms + (slowdown - 1) * verify_ms, beside_ms + slowdown * verify_ms
         late_ms = max(0.0, network_ms + (1 + num_drafts) * pass_ms - target_ms)

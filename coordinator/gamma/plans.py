@@ -156,13 +156,14 @@ class Objective:
         gammas = range(1, len(expected))
         if candidate.on_target:
             return _best(self._run(candidate, gamma, expected[gamma], credit_tokens) for gamma in gammas)
+        rounds_ms = self._costs.rounds_ms(candidate, gammas)
         rates = [
             (expected[gamma] - self._costs.taken(gamma)) / max(MIN_MS, ms)
-            for gamma, ms in zip(gammas, self._costs.rounds_ms(candidate, gammas), strict=True)
+            for gamma, ms in zip(gammas, rounds_ms, strict=True)
         ]
-        gamma = 1 + rates.index(max(rates))
-        plan = self._round(candidate, gamma, expected[gamma])
-        return self._ahead(candidate, expected, plan) or plan
+        best = rates.index(max(rates))
+        plan = self._round(candidate, gammas[best], expected[gammas[best]], rounds_ms[best])
+        return self._ahead(candidate, expected, rounds_ms, plan) or plan
 
     def fixed_shape(self, candidate: Candidate, num_draft_tokens: int) -> tuple[int, ...]:
         """Of the tree of so many nodes that commits most per ms, no chain where there are two or more."""
@@ -247,12 +248,15 @@ class Objective:
 
     def is_held_back(self, plan: Plan, plans: Iterable[Plan]) -> bool:
         """Whether the stream would draft more were it alone on its target."""
+        if not self._costs.load.num_others:
+            return False
         more = [other for other in plans if other.num_draft_tokens > plan.num_draft_tokens]
         if plan.candidate is not None and not plan.candidate.on_target and plan.candidate.max_width == 1:
             longer = plan.num_draft_tokens + 1
             if longer <= plan.candidate.cap(longer):
                 expected = self.acceptance(plan.candidate).expected_tokens(longer)
-                more.append(self._round(plan.candidate, longer, expected[longer]))
+                ms = self._costs.round_ms(plan.candidate, longer)
+                more.append(self._round(plan.candidate, longer, expected[longer], ms))
         return any(other.taken and other.own_rate > plan.own_rate for other in more)
 
     def _trees(self, candidate: Candidate, max_draft_tokens: int, min_width: int) -> Iterator[Plan]:
@@ -295,16 +299,17 @@ class Objective:
     def _max_depth(self, candidate: Candidate, max_nodes: int) -> int:
         return min(candidate.max_depth or MAX_DEPTH, max_nodes, MAX_DEPTH)
 
-    def _round(self, candidate: Candidate, gamma: int, tokens: float) -> Plan:
-        ms, taken = self._costs.round_ms(candidate, gamma), self._costs.taken(gamma)
-        return Plan(candidate.name, gamma, tokens, ms, candidate, taken=taken)
+    def _round(self, candidate: Candidate, gamma: int, tokens: float, ms: float) -> Plan:
+        return Plan(candidate.name, gamma, tokens, ms, candidate, taken=self._costs.taken(gamma))
 
-    def _ahead(self, candidate: Candidate, expected: Sequence[float], on_demand: Plan) -> Plan | None:
+    def _ahead(
+        self, candidate: Candidate, expected: Sequence[float], rounds_ms: Sequence[float], on_demand: Plan
+    ) -> Plan | None:
         """The same with drafts ahead of the verdict, where it pays or is wished."""
         if self._draft_ahead == "off":
             return None
         hits, always = self.hit_rate(candidate), self._draft_ahead == "on"
-        found = best_ahead(self._costs, candidate, expected, hits, on_demand.rate, always=always)
+        found = best_ahead(self._costs, candidate, expected, rounds_ms, hits, on_demand.rate, always=always)
         if found is None:
             return None
         return Plan(

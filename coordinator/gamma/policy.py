@@ -68,6 +68,7 @@ class Choice:
     one another at each level of a tree drafter; 0: as it likes. `shape`: `Proposal.parents` of the tree that a drafter
     inside the target draws, or of a part of it, from the first node on; empty: a chain. `ahead`: what to draft for the
     round after it. `price`: the drafter ends its chain where drafts do not earn it; None: it is as long as it says.
+    `max_wait_ms`: for the drafts, as long as they are worth; 0: not said.
     """
 
     drafter: str

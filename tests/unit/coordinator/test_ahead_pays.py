@@ -191,9 +191,10 @@ def test_no_other_lengths_commit_more(network_ms: float, survives: float) -> Non
         hits = HitRate()
         hits._hits, hits._seen, hits._drafts = 1e6 * survives**5, 1e6, 5e6
     expected = [sum(0.8**i for i in range(n + 1)) for n in range(9)]
-    found = best_ahead(costs, MODEL, expected, hits, 0.01, always=True)
+    rounds_ms = costs.rounds_ms(MODEL, range(1, 9))
+    found = best_ahead(costs, MODEL, expected, rounds_ms, hits, 0.01, always=True)
     assert found is not None
-    rates, lengths = {}, lengths_of(costs, MODEL, expected, hits)
+    rates, lengths = {}, lengths_of(costs, MODEL, expected, rounds_ms, hits)
     for wished, asked in itertools.product(range(1, 9), repeat=2):
         ahead, demand = lengths[wished - 1], lengths[asked - 1]
         share = demand.hit_rate / (1 - ahead.hit_rate + demand.hit_rate)
