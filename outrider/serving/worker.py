@@ -41,7 +41,7 @@ from outrider.serving.session_stream import SessionStream
 from outrider.serving.tls import COORDINATOR_NAME, fleet_dialer
 from outrider.serving.tracing import UNTRACED, Tracing, tracing
 from outrider.serving.worker_calls import role_from_pb
-from outrider.serving.worker_metrics import MoreFamilies, no_families, worker_families
+from outrider.serving.worker_metrics import Labels, MoreFamilies, no_families, worker_families
 from outrider.settings import DraftWorkerSettings, WorkerSettings
 from outrider.v1 import worker_pb2
 
@@ -83,7 +83,6 @@ class Worker:
         caller opens it elsewhere from the log, as after an idle lease."""
         text = "the worker is draining: open the session on another one"
         error = Aborted(text, reason=DRAINING, retry_delay_s=0.0)
-
         for stream in self._streams:
             stream.hand_over(error)
         asyncio.get_running_loop().call_later(within_s / 2, self.lose, error)
@@ -125,21 +124,22 @@ class WorkerServicer:
     def __init__(self, worker: Worker, description: worker_pb2.DescribeWorkerResponse) -> None:
         self._worker = worker
         self._description = description
+        self._without_tokenizer = worker_pb2.DescribeWorkerResponse()
+        self._without_tokenizer.CopyFrom(description)
+        for name in ("tokenizer_json", "chat_template"):
+            self._without_tokenizer.ClearField(name)
 
     async def DescribeWorker(
         self, request: worker_pb2.DescribeWorkerRequest, context: Any
     ) -> worker_pb2.DescribeWorkerResponse:
         answer = worker_pb2.DescribeWorkerResponse()
-        answer.CopyFrom(self._description)
+        answer.CopyFrom(self._without_tokenizer if request.without_tokenizer else self._description)
         answer.capacity.CopyFrom(self._worker.capacity())
         answer.cache_counters.CopyFrom(cache_counters_to_pb(self._worker.cache_counters()))
         # a thread of its own: fits take milliseconds, and sessions are waiting for this loop
         timings = await asyncio.to_thread(self._worker.engine.timing.timings)
         answer.timings.extend(timing_to_pb(timing) for timing in timings)
         answer.unix_time_s = time.time()
-        if request.without_tokenizer:
-            answer.ClearField("tokenizer_json")
-            answer.ClearField("chat_template")
         return answer
 
 
@@ -164,13 +164,14 @@ async def serve_worker(
     configure_logging(settings.log_level, settings.log_format)
     equipment = equipment or Equipment()
     stop = stop or asyncio.Event()
-    registry = new_registry(f"{role_from_pb(role)}-worker")
+    name = f"{role_from_pb(role)}-worker"
+    registry = new_registry(name)
     access = _access(settings, (service, WORKER_SERVICE))
     registry.register(Reading(access.families))
     with stop_on_signals(stop):
         async with (
             metrics_endpoint(settings, registry),
-            tracing(settings, f"{role_from_pb(role)}-worker") as traced,
+            tracing(settings, name) as traced,
             running_server(settings, [service, WORKER_SERVICE], access) as server,
         ):
             address = advertised_address(settings, server.port)
@@ -187,9 +188,10 @@ async def serve_worker(
                 about = loaded.description
                 grammars = GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids)
                 worker = Worker(settings, loaded, engine, server, SessionCounters(), equipment, grammars, traced)
-                description = _describe(worker, role, drafters, equipment)
+                description = _describe(worker, role, drafters)
                 fleet = _fleet_member(worker, address, description)
-                registry.register(Reading(partial(_families, worker, description, more_families)))
+                labels = {"role": name, "model_name": description.model}
+                registry.register(Reading(partial(_families, worker, labels, more_families)))
                 servicers = {
                     service.full_name: make_servicer(worker),
                     WORKER_SERVICE.full_name: WorkerServicer(worker, description),
@@ -220,10 +222,7 @@ def _access(settings: WorkerSettings, services: tuple[ServiceDescriptor, ...]) -
     return Access({service.full_name: guard for service in services})
 
 
-def _families(
-    worker: Worker, description: worker_pb2.DescribeWorkerResponse, more_families: MoreFamilies
-) -> Iterator[Metric]:
-    labels = {"role": f"{role_from_pb(description.role)}-worker", "model_name": description.model}
+def _families(worker: Worker, labels: Labels, more_families: MoreFamilies) -> Iterator[Metric]:
     yield from worker_families(
         labels, num_sessions=worker.num_sessions, stats=worker.engine.stats(), counters=worker.counters
     )
@@ -231,8 +230,9 @@ def _families(
 
 
 def _describe(
-    worker: Worker, role: worker_pb2.WorkerRole, drafters: tuple[str, ...], equipment: Equipment
+    worker: Worker, role: worker_pb2.WorkerRole, drafters: tuple[str, ...]
 ) -> worker_pb2.DescribeWorkerResponse:
+    equipment = worker.equipment
     description = description_to_pb(worker.loaded.description)
     description.role = role
     description.drafters.extend(drafters or equipment.drafters)
