@@ -28,11 +28,12 @@ HOLD = Resume()
 class Connection:
     """A channel, and the calls that it carries."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel, version: int) -> None:
+        """version: of what the channel was opened with."""
         self.address = address
         self.channel = channel
+        self.version = version
         self.num_calls = 0
-        self.version = 0
         self.is_left = False
         """No further call will use it."""
 
@@ -138,8 +139,7 @@ class Endpoints:
         if endpoint.connection is not None and endpoint.connection.version != version:
             self._leave(endpoint)
         if endpoint.connection is None:
-            endpoint.connection = Connection(address, self._open_channel(address))
-            endpoint.connection.version = version
+            endpoint.connection = Connection(address, self._open_channel(address), version)
         return endpoint.connection
 
     async def _look_up(self) -> None:
