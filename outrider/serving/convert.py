@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.drafting.proposal import MAX_Q_ENTRIES, Proposal, ProposalFault, SparseQ
-from outrider.errors import InvalidArgument, Unimplemented
+from outrider.errors import InvalidArgument
 from outrider.lm.tree import are_ordered
 from outrider.sampling.masks import BadWords, TokenSet
 from outrider.sampling.params import (
@@ -36,12 +36,6 @@ from outrider.serving.messages import (
     Verdict,
 )
 from outrider.v1 import common_pb2, draft_pb2, target_pb2
-
-
-def refuse_unimplemented(value: object, field: str, what: str) -> None:
-    """Raises Unimplemented naming `field` when it is set."""
-    if value:
-        raise Unimplemented(f"{field}: {what} is not supported yet; leave the field unset", field=field)
 
 
 def header_to_pb(header: Header) -> common_pb2.SessionHeader:
