@@ -16,7 +16,7 @@ from contextlib import aclosing, closing, contextmanager
 from typing import TYPE_CHECKING, Unpack
 
 from outrider.errors import InvalidArgument, OutriderError
-from outrider.results import Chunk, Complete, Completion, Event, PromptLogprobs, Started
+from outrider.results import Chunk, Completion, Gathering
 
 if TYPE_CHECKING:
     from outrider.client import Client
@@ -41,41 +41,22 @@ class _Turns:
         _check_one_choice(options)
 
     @contextmanager
-    def _turn(self, text: str, options: GenerateOptions) -> Iterator[tuple[_Turn, GenerateOptions]]:
+    def _turn(
+        self, text: str, options: GenerateOptions
+    ) -> Iterator[tuple[list[Mapping[str, str]], GenerateOptions, Gathering]]:
+        """What to send, with which options, and what takes the answer's events."""
         _check_one_choice(options)
         before = list(self.messages)
-        turn = _Turn([*before, {"role": "user", "content": text}])
-        yield turn, {**self._options, **options}
-        if turn.answer is None:
+        messages = [*before, {"role": "user", "content": text}]
+        events = Gathering()
+        yield messages, {**self._options, **options}, events
+        answer = events.completion
+        if answer is None:
             raise OutriderError("the stream ended without `started` and `complete`")
         if self.messages != before:
             raise RuntimeError("the conversation has changed while this turn was answered: one turn at a time")
-        self.messages = [*turn.messages, {"role": "assistant", "content": turn.answer.text}]
-        self.last = turn.answer
-
-
-class _Turn:
-    """One question, and what has come of its answer."""
-
-    def __init__(self, messages: list[Mapping[str, str]]) -> None:
-        self.messages = messages
-        self.answer: Completion | None = None
-        self._started: Started | None = None
-        self._chunks: list[Chunk] = []
-        self._prompt: list[PromptLogprobs] = []
-
-    def take(self, event: Event) -> Iterator[Chunk]:
-        """The chunk, if it is one."""
-        match event:
-            case Started():
-                self._started = event
-            case PromptLogprobs():
-                self._prompt.append(event)
-            case Chunk():
-                self._chunks.append(event)
-                yield event
-            case Complete() if self._started is not None:
-                self.answer = Completion.join(self._started, self._chunks, event, self._prompt)
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        self.last = answer
 
 
 class Chat(_Turns):
@@ -90,11 +71,12 @@ class Chat(_Turns):
     async def say(self, text: str, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Chunk, None]:
         """The answer as it comes. `options` go before those of the conversation. Raises outrider.errors, and
         RuntimeError where another turn was answered meanwhile."""
-        with self._turn(text, options) as (turn, of_turn):
-            async with aclosing(self._client.chat(turn.messages, **of_turn)) as events:
+        with self._turn(text, options) as (messages, of_turn, answer):
+            async with aclosing(self._client.chat(messages, **of_turn)) as events:
                 async for event in events:
-                    for chunk in turn.take(event):
-                        yield chunk
+                    answer.take(event)
+                    if isinstance(event, Chunk):
+                        yield event
 
     async def ask(self, text: str, **options: Unpack[GenerateOptions]) -> Completion:
         """The whole answer."""
@@ -122,10 +104,12 @@ class SyncChat(_Turns):
     def say(self, text: str, **options: Unpack[GenerateOptions]) -> Generator[Chunk, None, None]:
         """The answer as it comes. `options` go before those of the conversation. Raises outrider.errors, and
         RuntimeError where another turn was answered meanwhile."""
-        with self._turn(text, options) as (turn, of_turn):
-            with closing(self._client.chat(turn.messages, **of_turn)) as events:
+        with self._turn(text, options) as (messages, of_turn, answer):
+            with closing(self._client.chat(messages, **of_turn)) as events:
                 for event in events:
-                    yield from turn.take(event)
+                    answer.take(event)
+                    if isinstance(event, Chunk):
+                        yield event
 
     def ask(self, text: str, **options: Unpack[GenerateOptions]) -> Completion:
         """The whole answer."""

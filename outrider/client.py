@@ -25,7 +25,7 @@ import grpc.aio
 from outrider import results, server_info
 from outrider.audit.record import StreamRecord
 from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, OutriderError, Unavailable, Unimplemented
-from outrider.results import Chunk, Complete, Completion, Event, Started
+from outrider.results import Completion, Event, Gathering
 from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
 from outrider.server_info import Activity, ModelInfo, ServerInfo
@@ -150,19 +150,11 @@ class Client:
         """The whole answer of one choice, once it is there."""
         if options.get("n", 1) != 1:
             raise InvalidArgument("complete() gives one choice; use generate() for n > 1", field="output.n")
-        started: Started | None = None
-        chunks: list[Chunk] = []
-        told: list[results.PromptLogprobs] = []
+        answer = Gathering()
         async for event in self.generate(prompt, **options):
-            match event:
-                case Started():
-                    started = event
-                case results.PromptLogprobs():
-                    told.append(event)
-                case Chunk():
-                    chunks.append(event)
-                case Complete() if started is not None:
-                    return Completion.join(started, chunks, event, told)
+            answer.take(event)
+            if answer.completion is not None:
+                return answer.completion
         raise OutriderError(f"{self.address} ended the stream without `started` and `complete`")
 
     async def model_info(self, model: str = "") -> ModelInfo:

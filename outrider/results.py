@@ -296,6 +296,29 @@ class Completion:
         )
 
 
+class Gathering:
+    """The events of one choice, put together as they come."""
+
+    def __init__(self) -> None:
+        self.completion: Completion | None = None
+        """Once the choice has ended."""
+        self._started: Started | None = None
+        self._prompt_logprobs: list[PromptLogprobs] = []
+        self._chunks: list[Chunk] = []
+
+    def take(self, event: Event) -> None:
+        """The next one."""
+        match event:
+            case Started():
+                self._started = event
+            case PromptLogprobs():
+                self._prompt_logprobs.append(event)
+            case Chunk():
+                self._chunks.append(event)
+            case Complete() if self._started is not None:
+                self.completion = Completion.join(self._started, self._chunks, event, self._prompt_logprobs)
+
+
 def _joined(parts: Sequence[Logprobs]) -> Logprobs | None:
     if not parts:
         return None

@@ -20,7 +20,7 @@ from outrider.cli.prompts import for_model
 from outrider.cli.stack import Stack, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
-from outrider.results import Chunk, Complete, Completion, Started
+from outrider.results import Chunk, Gathering
 from outrider.server_info import CacheCounters, ModelInfo
 from outrider.settings import CoordinatorSettings, TargetWorkerSettings
 
@@ -78,18 +78,14 @@ class Bench:
     async def _time(self, client: Client, prompt: Prompt, cell: Cell, options: GenerateOptions) -> Timed:
         begin = time.perf_counter()
         arrivals: list[float] = []
-        started: Started | None = None
-        chunks: list[Chunk] = []
+        answer = Gathering()
         asked: GenerateOptions = {**self.common, "temperature": cell.temperature, **options}
         async for event in client.generate(prompt, **asked):
-            match event:
-                case Started():
-                    started = event
-                case Chunk():
-                    arrivals.append(time.perf_counter() - begin)
-                    chunks.append(event)
-                case Complete() if started is not None and chunks:
-                    return Timed(Completion.join(started, chunks, event), arrivals[0], arrivals[-1])
+            if isinstance(event, Chunk):
+                arrivals.append(time.perf_counter() - begin)
+            answer.take(event)
+            if answer.completion is not None and arrivals:
+                return Timed(answer.completion, arrivals[0], arrivals[-1])
         raise OutriderError("the stream ended without an answer")
 
     async def time_together(

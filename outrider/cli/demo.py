@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -14,15 +13,15 @@ from outrider.cli.console import err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import Acceptance, steps_of
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Target, choose_draft, choose_heads
+from outrider.cli.painter import Painter
+from outrider.cli.palette import legend, system_of
 from outrider.cli.prompts import for_model, read_prompts
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
 from outrider.results import Chunk, Complete, Completion, Started
-from outrider.sampling.params import Origin
 from outrider.server_info import TREE_SUFFIX, ModelInfo
 
-_COLOURS = {Origin.ACCEPTED: "green", Origin.CORRECTION: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: "white"}
 _OTHER_DRAFTERS = {"model", "tree", "text", "lookup", "suffix"}
 """Of draft workers and of the coordinator."""
 _HEAD_PAYS = " The head in the target worker costs little, and pays."
@@ -87,6 +86,7 @@ def _own_drafters(info: ModelInfo) -> list[str]:
 
 async def _stream(client: Client, prompt: Prompt, options: GenerateOptions) -> Completion:
     """Writes the answer as it comes, coloured by the origin of its tokens on a terminal."""
+    painter = Painter(client, system_of(out))
     started: Started | None = None
     chunks: list[Chunk] = []
     async for event in client.generate(prompt, **options):
@@ -95,25 +95,13 @@ async def _stream(client: Client, prompt: Prompt, options: GenerateOptions) -> C
                 started = event
             case Chunk():
                 chunks.append(event)
-                await _write(client, event)
+                await painter.show(event)
             case Complete() if started is not None:
                 out.print("\n")
-                if out.is_terminal:
-                    out.print(" ".join(f"[{colour}]{origin.name.lower()}[/]" for origin, colour in _COLOURS.items()))
+                if system_of(out) is not None:
+                    out.print(legend())
                 return Completion.join(started, chunks, event)
     raise OutriderError("the stream ended without an answer")
-
-
-async def _write(client: Client, chunk: Chunk) -> None:
-    if not out.is_terminal:
-        sys.stdout.write(chunk.text)
-        sys.stdout.flush()
-        return
-    pieces = [await client.detokenize([token_id]) for token_id in chunk.token_ids]
-    if "".join(pieces) != chunk.text:  # a character made of several tokens: the round's first colour for all
-        pieces = [chunk.text]
-    for piece, origin in zip(pieces, chunk.origins, strict=False):
-        out.print(piece, style=_COLOURS[origin], end="", markup=False)
 
 
 async def _compare(
