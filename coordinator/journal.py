@@ -1,17 +1,20 @@
-"""What is told of each request when it has ended: a line in the log, and its span where it is traced. Counts, times and
-ids; never a prompt, a text, or an error's words, which may quote them.
+"""What is told of each request when it has ended: a line in the log, whether it failed, its span where it is traced.
+Counts, times and ids; never a prompt, a text, or an error's words, which may quote them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from coordinator.draining import HandedOver
 from coordinator.request import ResolvedRequest
 from coordinator.stream_trace import DELIVER
+from outrider.errors import OutriderError
 from outrider.results import Complete
 from outrider.serving.json_logs import FIELDS
 from outrider.serving.request_context import CURRENT, RequestContext
@@ -21,6 +24,8 @@ log = logging.getLogger(__name__)
 
 GENERATE = "outrider.v1.GenerationService/Generate"
 OK = "OK"
+HANDED_OVER = "HANDED_OVER"
+"""In the place of a gRPC status: the client was told to go on elsewhere, which is no failure."""
 _LEVELS = {"INTERNAL": logging.WARNING, "RESOURCE_EXHAUSTED": logging.DEBUG}
 """By status; of others INFO. A flood of requests that are refused shall not be one of lines too."""
 
@@ -28,8 +33,9 @@ _LEVELS = {"INTERNAL": logging.WARNING, "RESOURCE_EXHAUSTED": logging.DEBUG}
 class Entry:
     """One request, as far as it is known."""
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self) -> None:
+        self.model = ""
+        """As served, never as asked for; empty until it is found."""
         self.fields: dict[str, Any] = {}
         self._finish_reasons: list[str] = []
         self._num_tokens = 0
@@ -50,9 +56,9 @@ class Entry:
             "num_prompt_tokens": len(request.prompt_ids),
         }
 
-    def told(self, event: Any) -> bool:
-        """What its client gets; whether it is the end of a text."""
-        if is_end := isinstance(event, Complete):
+    def told(self, event: Any) -> None:
+        """What its client gets."""
+        if isinstance(event, Complete):
             self._finish_reasons.append(event.finish_reason)
             self._num_tokens += event.usage.completion_tokens
             self.ended_at = time.perf_counter()
@@ -63,7 +69,6 @@ class Entry:
                     "draft_acceptance_rate": round(speculation.draft_acceptance_rate, 4),
                     "mean_acceptance_length": round(speculation.mean_acceptance_length, 4),
                 }
-        return is_end
 
     def ended(self, status: str, total_ms: float) -> dict[str, Any]:
         """All that is told of it."""
@@ -74,9 +79,9 @@ class Entry:
 class Journal:
     """Of one coordinator."""
 
-    def __init__(self, status_of: Callable[[BaseException], str], tracing: Tracing = UNTRACED) -> None:
-        """status_of: what an error is called."""
-        self._status_of = status_of
+    def __init__(self, on_failure: Callable[[str, str], object], tracing: Tracing = UNTRACED) -> None:
+        """on_failure: told the model and the status of each request that does not end well."""
+        self._on_failure = on_failure
         self._tracing = tracing
 
     @contextlib.contextmanager
@@ -86,14 +91,16 @@ class Journal:
         recording = self._tracing.begin(GENERATE, received, start_ns=_epoch_ns(arrived))
         trace = received if recording is None else recording.context
         CURRENT.set(RequestContext(request_id, trace, recording))
-        entry, status = Entry(request_id), OK
+        entry, status = Entry(), OK
         try:
             yield entry
         except BaseException as error:
             # a client may hang up as soon as it has the end of every text
-            status = OK if entry.is_complete else self._status_of(error)
+            status = OK if entry.is_complete else _status_of(error)
             raise
         finally:
+            if status != OK:
+                self._on_failure(entry.model, status)
             fields = entry.ended(status, 1000 * (time.perf_counter() - arrived))
             log.log(
                 _LEVELS.get(status, logging.INFO),
@@ -109,6 +116,15 @@ class Journal:
                     recording.add(Part(DELIVER, _epoch_ns(entry.ended_at), time.time_ns()))
                 attributes = {f"outrider.{name}": value for name, value in fields.items()}
                 recording.end({"outrider.request_id": request_id, **attributes}, "" if status == OK else status)
+
+
+def _status_of(error: BaseException) -> str:
+    """Of a request that ended with it."""
+    if isinstance(error, HandedOver):
+        return HANDED_OVER
+    if isinstance(error, OutriderError):
+        return error.status
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "INTERNAL"
 
 
 def _epoch_ns(moment: float) -> int:

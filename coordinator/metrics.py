@@ -7,12 +7,9 @@ anything that a client sends.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -20,7 +17,6 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from coordinator.draft_worker_families import draft_worker_families
-from coordinator.draining import HandedOver
 from coordinator.failover_families import FailoverFamilies
 from coordinator.fleet.standing import Standing
 from coordinator.metric_families import FALLBACKS, NO_PROPOSAL, Totals, families
@@ -28,15 +24,12 @@ from coordinator.round_parts import RoundClock
 from coordinator.statistics import Drafting
 from coordinator.stream import Stream
 from coordinator.traces import KeepStep
-from outrider.errors import OutriderError
 from outrider.results import Step
 from outrider.sampling.params import Origin
 from outrider.serving.metrics import PREFIX, Reading
 from outrider.serving.worker_calls import DRAFT
 
 ROLE = "coordinator"
-HANDED_OVER = "HANDED_OVER"
-"""In the place of a gRPC status: the client was told to go on elsewhere, which is no failure."""
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
 _LONG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _SUMMED_AT_THE_END = ("num_cached_tokens", "num_dropped_proposals", "num_draft_failures", "num_proposal_bytes")
@@ -83,17 +76,9 @@ class CoordinatorMetrics:
             meter.keeps = (meter.part,)
         return meter
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[RequestCount]:
-        """Counts how the request in the block ends, unless it ends well: that is counted by stream."""
-        counted = RequestCount()
-        try:
-            yield counted
-        except BaseException as error:
-            # a client may hang up as soon as it has the end of every text
-            if counted.num_open:
-                self._failures[counted.model, status_of(error)] += 1
-            raise
+    def failed(self, model: str, status: str) -> None:
+        """A request did not end well; what does is counted by stream. model: as served, never as asked for."""
+        self._failures[model, status] += 1
 
     def _model(self, name: str) -> _ModelTotals:
         if name not in self._models:
@@ -128,14 +113,6 @@ class CoordinatorMetrics:
         drafts = [worker for worker in self._fleet.workers() if worker.role == DRAFT]
         known = ((worker.address, self._fleet.standing(worker)) for worker in drafts)
         yield from draft_worker_families(known, time.monotonic())
-
-
-@dataclass(slots=True)
-class RequestCount:
-    """model: as served, never as asked for; empty until it is found. num_open: texts whose end was not sent yet."""
-
-    model: str = ""
-    num_open: int = 1
 
 
 class _Latencies:
@@ -233,12 +210,3 @@ class StreamMeter:
         totals.whole.observe(time.perf_counter() - self._arrived)
         if self._num_tokens > 1:
             totals.per_token.observe((self._last_at - self._first_at) / (self._num_tokens - 1))
-
-
-def status_of(error: BaseException) -> str:
-    """Of a request that ended with it."""
-    if isinstance(error, HandedOver):
-        return HANDED_OVER
-    if isinstance(error, OutriderError):
-        return error.status
-    return "CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "INTERNAL"

@@ -22,7 +22,7 @@ from coordinator.fleet.sources import DnsSource, LeaseSource, Source, StaticSour
 from coordinator.generate import Generation
 from coordinator.journal import Journal
 from coordinator.lease_families import lease_families
-from coordinator.metrics import ROLE, CoordinatorMetrics, status_of
+from coordinator.metrics import ROLE, CoordinatorMetrics
 from coordinator.model import ServedModel
 from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
@@ -74,7 +74,7 @@ class GenerationServicer:
         self._admission = Admission(settings.max_running_requests, settings.max_waiting_requests, directory.limits)
         is_read = settings.metrics_port is not None
         self._metrics = CoordinatorMetrics(registry, self._admission, directory, is_read=is_read)
-        self._journal = Journal(status_of, traced)
+        self._journal = Journal(self._metrics.failed, traced)
         self._generation = Generation(SessionPool(directory, settings), self._admission, self._metrics, settings)
         self._started = time.monotonic()
 
@@ -88,13 +88,12 @@ class GenerationServicer:
         context.set_trailing_metadata((("x-request-id", request_id),))
         await context.send_initial_metadata((("x-request-id", request_id),))
         tenant = CALLER.get()
-        with self._journal.request(request_id, arrived) as entry, self._metrics.request() as counted:
+        with self._journal.request(request_id, arrived) as entry:
             model = self._directory.model(request.model)
-            counted.model = model.name
+            entry.model = model.name
             with self._admission.arriving(tenant):
                 resolved = await self._resolve(request, model, request_id, tenant)
             entry.begins(resolved)
-            counted.num_open = resolved.num_choices
             self._directory.pick_target(model.name, resolved.model_fingerprint)
             time_left_s = context.time_remaining()
             events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=time_left_s)
@@ -102,7 +101,7 @@ class GenerationServicer:
                 with self._tenants.streams(resolved, request.WhichOneof("prompt") or "prompt"):
                     async with aclosing(events):
                         async for event in events:
-                            counted.num_open -= entry.told(event)
+                            entry.told(event)
                             yield event_to_pb(event)
             except Internal as error:
                 raise Internal(f"request {request_id}: {error.message}", reason=error.reason) from error

@@ -1,6 +1,7 @@
 """Services that drain under load: streams end or go on elsewhere, with a reason, and no token is lost or told twice."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from stack import Server, in_process_stack, start
 import coordinator.server
 import draft_worker.server
 from coordinator.draining import HandedOver
+from coordinator.journal import Journal
 from coordinator.metrics import CoordinatorMetrics
 from outrider import results
 from outrider.client import Client
@@ -140,7 +142,7 @@ async def test_who_is_handed_over_is_told_why_behind_a_whole_round() -> None:
             await no_sessions(other)
 
 
-def test_a_request_that_is_handed_over_is_counted_apart_from_failures() -> None:
+async def test_a_request_that_is_handed_over_is_counted_apart_from_failures() -> None:
     class Nobody:
         num_running = num_waiting = num_lingering = num_paused = 0
 
@@ -148,10 +150,10 @@ def test_a_request_that_is_handed_over_is_counted_apart_from_failures() -> None:
             return ()
 
     registry = CollectorRegistry()
-    metrics = CoordinatorMetrics(registry, Nobody(), Nobody())  # type: ignore[arg-type]
+    journal = Journal(CoordinatorMetrics(registry, Nobody(), Nobody()).failed)  # type: ignore[arg-type]
     for error in (HandedOver(), Unavailable("gone")):
-        with pytest.raises(Unavailable), metrics.request() as counted:
-            counted.model = "m"
+        with pytest.raises(Unavailable), journal.request("r", time.perf_counter()) as entry:
+            entry.model = "m"
             raise error
     for status in ("HANDED_OVER", "UNAVAILABLE"):
         assert registry.get_sample_value("outrider_request_failure_total", {"model_name": "m", "status": status}) == 1
