@@ -3,16 +3,15 @@ colours of their origins."""
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, field
 
-from outrider.cli.attribution import Attribution
 from outrider.cli.console import err, out
 from outrider.cli.generate import describe
-from outrider.cli.palette import paint, system_of
+from outrider.cli.painter import Painter
+from outrider.cli.palette import system_of
 from outrider.client import Client, GenerateOptions
-from outrider.errors import InvalidArgument, Unimplemented
+from outrider.errors import InvalidArgument
 from outrider.results import Chunk, Complete, Started
 from outrider.sampling.params import AcceptanceRule
 
@@ -47,8 +46,7 @@ class Session:
         self._messages = list(opening)
         self._stats = stats
         self._last: Answer | None = None
-        self._written: dict[int, bytes] = {}
-        self._colours = system_of(out)
+        self._painter = Painter(client, system_of(out), options.get("model", ""))
 
     def reset(self) -> None:
         """Forgets what was said."""
@@ -133,7 +131,7 @@ class Session:
         if self._stats:
             options["report_steps"] = True
         reasons: set[str] = set()
-        attribution = Attribution() if self._colours is not None else None
+        self._painter.begin()
         begin = time.perf_counter()
         async for event in self._client.chat(answer.messages, **options):
             match event:
@@ -143,34 +141,12 @@ class Session:
                     reasons |= {event.step.reason} if event.step else set()
                     answer.text += event.text
                     answer.token_ids += event.token_ids
-                    await self._show(event, attribution)
+                    await self._painter.show(event)
                 case Complete():
                     answer.complete, answer.seconds = event, time.perf_counter() - begin
                     out.print()
                     if self._stats:
                         err.print(describe(event, reasons), style="dim", markup=False)
-
-    async def _show(self, chunk: Chunk, attribution: Attribution | None) -> None:
-        text = chunk.text
-        if attribution is not None and len(chunk.origins) == len(chunk.token_ids):
-            attribution.add(await self._bytes_of(chunk.token_ids), chunk.origins)
-        if attribution is not None and self._colours is not None:
-            text = paint(attribution.pieces(text), self._colours)
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    async def _bytes_of(self, token_ids: tuple[int, ...]) -> list[bytes]:
-        """What each writes; a service that cannot tell leaves the text without colours."""
-        unknown = list(dict.fromkeys(token_id for token_id in token_ids if token_id not in self._written))
-        if unknown:
-            try:
-                told = await self._client.token_bytes(unknown, model=self.options.get("model", ""))
-            except Unimplemented as error:
-                self._colours = None
-                err.print(f"no colours: {error.message}", style="dim", markup=False)
-                return [b""] * len(token_ids)
-            self._written.update(zip(unknown, told, strict=True))
-        return [self._written[token_id] for token_id in token_ids]
 
 
 def _number(name: str, text: str, most: int, otherwise: str) -> int:
