@@ -19,7 +19,7 @@ from outrider.cli.prompts import for_model, read_prompts
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
-from outrider.results import Chunk, Complete, Completion, Started
+from outrider.results import Chunk, Completion, Gathering
 from outrider.server_info import TREE_SUFFIX, ModelInfo
 
 _OTHER_DRAFTERS = {"model", "tree", "text", "lookup", "suffix"}
@@ -87,20 +87,16 @@ def _own_drafters(info: ModelInfo) -> list[str]:
 async def _stream(client: Client, prompt: Prompt, options: GenerateOptions) -> Completion:
     """Writes the answer as it comes, coloured by the origin of its tokens on a terminal."""
     painter = Painter(client, system_of(out))
-    started: Started | None = None
-    chunks: list[Chunk] = []
+    answer = Gathering()
     async for event in client.generate(prompt, **options):
-        match event:
-            case Started():
-                started = event
-            case Chunk():
-                chunks.append(event)
-                await painter.show(event)
-            case Complete() if started is not None:
-                out.print("\n")
-                if system_of(out) is not None:
-                    out.print(legend())
-                return Completion.join(started, chunks, event)
+        answer.take(event)
+        if isinstance(event, Chunk):
+            await painter.show(event)
+        if answer.completion is not None:
+            out.print("\n")
+            if system_of(out) is not None:
+                out.print(legend())
+            return answer.completion
     raise OutriderError("the stream ended without an answer")
 
 
