@@ -206,7 +206,7 @@ class SessionPool:
     @staticmethod
     def _promised_blocks(stream: Stream, worker: WorkerRecord) -> int:
         limits = worker.limits()
-        return limits.promised(stream.request.num_cached_tokens) // limits.block_size if limits is not None else 0
+        return limits.promised(stream.request.num_cached_tokens) // limits.block_size
 
     def _timeout_s(self, stream: Stream) -> float | None:
         if stream.deadline is None:

@@ -81,6 +81,12 @@ class WorkerRecord:
         """For every call to this worker."""
         return self._dialer.metadata()
 
+    @property
+    def told(self) -> WorkerDescription:
+        """Its description: of a worker that has been reached once."""
+        assert self.description is not None
+        return self.description
+
     def fault(self) -> str:
         """Why no stream should go there; empty when one may. Pairing is the directory's to judge."""
         if self.draining:
@@ -94,11 +100,9 @@ class WorkerRecord:
         """Streams on it, of all coordinators."""
         return self.num_sessions + self.num_foreign_sessions
 
-    def limits(self) -> Limits | None:
-        """Of our streams there, as a target; None: it has told nothing yet."""
-        if self.description is None:
-            return None
-        capacity = self.description.capacity
+    def limits(self) -> Limits:
+        """Of our streams there, as a target."""
+        capacity = self.told.capacity
         return limits_of(
             num_rows=capacity.max_batch_tokens,
             num_foreign_streams=self._foreign.num_streams,
@@ -110,11 +114,9 @@ class WorkerRecord:
     def has_room_for(self, num_cached_tokens: int, max_draft_tokens: int) -> bool:
         """Whether a stream that caches so many tokens at most, with so many drafts a round, can ever run there, as a
         target. Workers of one model may have different limits."""
-        if self.description is None:
-            return False
-        capacity = self.description.capacity
+        capacity = self.told.capacity
         return (
-            num_cached_tokens < self.description.model.context_length
+            num_cached_tokens < self.told.model.context_length
             and max_draft_tokens <= capacity.max_draft_tokens
             and -(-num_cached_tokens // max(1, capacity.block_size)) <= capacity.num_blocks
         )
