@@ -284,16 +284,14 @@ class WorkerDirectory:
     async def _sweep(self) -> None:
         """Forgets workers that nobody holds any more, and closes those that nobody uses either. A lease that could not
         be renewed because this process stood still is longer by that."""
-        loop = asyncio.get_running_loop()
         while True:
-            slept_at = loop.time()
+            slept_at = time.perf_counter()
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            stood_still_s = loop.time() - slept_at - 2 * SWEEP_INTERVAL_S
+            stood_still_s = max(0.0, time.perf_counter() - slept_at - 2 * SWEEP_INTERVAL_S)
             now = time.monotonic()
             for worker in list(self._workers.values()):
-                if stood_still_s > 0:
-                    worker.held_until = {holder: until + stood_still_s for holder, until in worker.held_until.items()}
-                worker.held_until = {holder: until for holder, until in worker.held_until.items() if until > now}
+                held_until = {holder: until + stood_still_s for holder, until in worker.held_until.items()}
+                worker.held_until = {holder: until for holder, until in held_until.items() if until > now}
                 if not worker.held_until:
                     self._remove(worker)
             for worker in [w for w in self._leaving if not w.num_sessions]:

@@ -18,7 +18,8 @@ A, B, C = "127.0.0.1:9", "127.0.0.2:9", "127.0.0.3:9"
 
 
 class Clock:
-    """Stands still until it is moved, so that no lease ends by itself."""
+    """Stands still until it is moved, so that no lease ends by itself. This process never seems to have stood still,
+    however busy the machine is: what leases would be longer by does not pass here."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -26,7 +27,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    perf_counter = monotonic
+    def perf_counter(self) -> float:
+        return 0.0
 
     def pass_lease(self, part: float = 1.01) -> None:
         self.now += part * LEASE_MS / 1000
