@@ -1,37 +1,25 @@
 """What watching costs: tokens/s with metrics scraped and tracing on, off the sampled path, against neither.
 
-Two stacks of real processes over toys whose passes cost nothing, so that all time is ours, side by side. Every prompt
-is run on both in turn, in changing order. Told are the median over pairs, and the processor time of the services, which
-other work on the machine disturbs less. Settings are variables: PAIRS, TOKENS, STREAMS, SCRAPE_S, TOY, SAMPLE_RATIO,
-CONTROL. The last line is one JSON object.
+See `side_by_side.py` for what is run. Variables: PAIRS, TOKENS, STREAMS, TOY, SCRAPE_S, SAMPLE_RATIO, and CONTROL=1:
+neither stack is watched, and what is told then is the noise of this machine. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import random
 import socket
-import statistics
-import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-import psutil
+from options import real, text
+from side_by_side import Size, compare, quartiles
 
-from outrider.cli.stack import Stack, local_stack
+from outrider.cli.console import print_json, reporting_errors
+from outrider.cli.stack import local_stack
 from outrider.client import Client
 
-PAIRS = int(os.environ.get("PAIRS", "40"))
-TOKENS = int(os.environ.get("TOKENS", "200"))
-STREAMS = int(os.environ.get("STREAMS", "4"))
-SCRAPE_S = float(os.environ.get("SCRAPE_S", "15"))
-SAMPLE_RATIO = float(os.environ.get("SAMPLE_RATIO", "0"))
-TOY = os.environ.get("TOY", "toy:vocab=512,seed=1")
-CONTROL = os.environ.get("CONTROL", "0") == "1"
-"""Neither stack is watched: what is told then is the noise of this machine."""
 AIM_PERCENT = 2.0
 
 
@@ -41,93 +29,71 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def scrape(ports: list[int]) -> None:
+async def scrape(ports: Sequence[int], interval_s: float) -> None:
     """As Prometheus does."""
     while True:
         for port in ports:
             await asyncio.to_thread(lambda url: urllib.request.urlopen(url).read(), f"http://127.0.0.1:{port}/metrics")
-        await asyncio.sleep(SCRAPE_S)
+        await asyncio.sleep(interval_s)
 
 
-def cpu_s(stack: Stack) -> float:
-    """Of all its processes since they began."""
-    times = [psutil.Process(child.pid).cpu_times() for child in stack.processes.values()]
-    return sum(one.user + one.system for one in times)
-
-
-async def tokens_per_s(client: Client, seed: int) -> float:
-    begun = time.perf_counter()
-    answers = await asyncio.gather(
-        *(
-            client.complete(
-                [1, 2, 3], seed=STREAMS * seed + n, max_tokens=TOKENS, ignore_eos=True, num_speculative_tokens=3
-            )
-            for n in range(STREAMS)
-        )
-    )
-    assert sum(answer.speculation.num_draft_tokens for answer in answers) > 0, "inconclusive: nothing was drafted"
-    return sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - begun)
-
-
-async def measure() -> dict[str, Any]:
-    ports = [free_port() for _ in range(3)]
-    # nobody is there: what is not sampled must not care
-    traced = {"otlp_endpoint": f"http://127.0.0.1:{free_port()}"}
-    watched: list[dict[str, Any]] = [{**traced, "metrics_port": port} for port in ports]
-    watched[0]["trace_sample_ratio"] = SAMPLE_RATIO
-    if CONTROL:
-        ports, watched = [], [{}, {}, {}]
-    quiet = {"log_level": "warning"}
-    draft = f"{TOY},agreement=0.8"
+async def measure(size: Size, scrape_s: float, sample_ratio: float, *, is_control: bool) -> dict[str, Any]:
+    ports: list[int] = []
+    watched: list[dict[str, Any]] = [{}, {}, {}]
+    if not is_control:
+        ports = [free_port() for _ in range(3)]
+        # nobody is there: what is not sampled must not care
+        traced = {"otlp_endpoint": f"http://127.0.0.1:{free_port()}"}
+        watched = [{**traced, "metrics_port": port} for port in ports]
+        watched[0]["trace_sample_ratio"] = sample_ratio
+    coordinator, target_worker, draft_worker = watched
     async with AsyncExitStack() as cleanup:
-        off = await cleanup.enter_async_context(local_stack(TOY, draft, shared=quiet))
+        off = await cleanup.enter_async_context(local_stack(size.toy, size.draft, shared={"log_level": "warning"}))
         on = await cleanup.enter_async_context(
             local_stack(
-                TOY, draft, shared={"log_format": "json"}, coordinator=watched[0], target_worker=watched[1],
-                draft_worker=watched[2],
+                size.toy, size.draft, shared={"log_format": "json"}, coordinator=coordinator,
+                target_worker=target_worker, draft_worker=draft_worker,
             )
         )  # fmt: skip
-        scraping = asyncio.create_task(scrape(ports))
+        scraping = asyncio.create_task(scrape(ports, scrape_s))
         cleanup.callback(scraping.cancel)
-        clients = [await cleanup.enter_async_context(Client(stack.address)) for stack in (off, on)]
-        for client in clients:
-            await tokens_per_s(client, 10_000)
-        speeds: list[tuple[float, float]] = []
-        used_s = [cpu_s(off), cpu_s(on)]
-        for pair in range(PAIRS):
-            found = {}
-            for which in random.Random(pair).sample((0, 1), 2):
-                found[which] = await tokens_per_s(clients[which], pair)
-            speeds.append((found[0], found[1]))
+        clients = (
+            await cleanup.enter_async_context(Client(off.address)),
+            await cleanup.enter_async_context(Client(on.address)),
+        )
+        found = await compare(size, (off, on), clients)
         assert not scraping.done()
-        num_tokens = PAIRS * STREAMS * TOKENS
-        cpu_us = [1e6 * (cpu_s(stack) - begun) / num_tokens for stack, begun in zip((off, on), used_s, strict=True)]
-    ratios = sorted(watched_speed / plain_speed for plain_speed, watched_speed in speeds)
+    low, middle, high = quartiles(found.ratios)
+    cpu_us = [1e6 * cpu_s / (size.num_pairs * size.num_streams * size.num_tokens) for cpu_s in found.cpu_s]
     return {
-        "num_pairs": PAIRS,
-        "num_streams": STREAMS,
-        "sample_ratio": SAMPLE_RATIO,
-        "is_control": CONTROL,
-        "tokens_per_s_unwatched": statistics.median(plain_speed for plain_speed, _ in speeds),
-        "tokens_per_s_watched": statistics.median(watched_speed for _, watched_speed in speeds),
-        "overhead_percent": 100 * (1 - statistics.median(ratios)),
-        "overhead_percent_quartiles": [100 * (1 - ratios[3 * PAIRS // 4]), 100 * (1 - ratios[PAIRS // 4])],
+        "num_pairs": size.num_pairs,
+        "num_streams": size.num_streams,
+        "sample_ratio": sample_ratio,
+        "is_control": is_control,
+        "tokens_per_s_unwatched": found.medians[0],
+        "tokens_per_s_watched": found.medians[1],
+        "overhead_percent": 100 * (1 - middle),
+        "overhead_percent_quartiles": [100 * (1 - high), 100 * (1 - low)],
         "cpu_us_per_token_unwatched": cpu_us[0],
         "cpu_us_per_token_watched": cpu_us[1],
-        "cpu_overhead_percent": 100 * (cpu_us[1] / cpu_us[0] - 1),
+        "cpu_overhead_percent": found.cpu_overhead_percent,
         "aim_percent": AIM_PERCENT,
     }
 
 
 def main() -> None:
-    found = asyncio.run(measure())
-    low, high = found["overhead_percent_quartiles"]
-    print(f"{STREAMS} streams x {TOKENS} tokens, {PAIRS} pairs, passes that cost nothing, scraped each {SCRAPE_S:g} s")
-    print(f"  neither metrics nor traces   {found['tokens_per_s_unwatched']:8.0f} tokens/s")
-    print(f"  both, off the sampled path   {found['tokens_per_s_watched']:8.0f} tokens/s")
-    print(f"  overhead {found['overhead_percent']:.1f}% (quartiles {low:.1f} to {high:.1f}), aim <= {AIM_PERCENT:g}%")
-    print(f"  processor time a token: {found['cpu_overhead_percent']:.1f}% more")
-    print(json.dumps(found))
+    with reporting_errors():
+        size, scrape_s = Size.read(), real("SCRAPE_S", 15.0)
+        is_control = text("CONTROL", "0") == "1"
+        found = asyncio.run(measure(size, scrape_s, real("SAMPLE_RATIO", 0.0), is_control=is_control))
+        low, high = found["overhead_percent_quartiles"]
+        print(f"{size}, scraped each {scrape_s:g} s")
+        print(f"  neither metrics nor traces   {found['tokens_per_s_unwatched']:8.0f} tokens/s")
+        print(f"  both, off the sampled path   {found['tokens_per_s_watched']:8.0f} tokens/s")
+        quartiles_told = f"(quartiles {low:.1f} to {high:.1f})"
+        print(f"  overhead {found['overhead_percent']:.1f}% {quartiles_told}, aim <= {AIM_PERCENT:g}%")
+        print(f"  processor time a token: {found['cpu_overhead_percent']:.1f}% more")
+        print_json(found)
 
 
 if __name__ == "__main__":
