@@ -24,7 +24,8 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import Any
@@ -36,6 +37,7 @@ from outrider.cli.stack import COORDINATOR, Stack, local_stack
 from outrider.client import Client
 from outrider.errors import OutriderError, ResourceExhausted
 from outrider.lm.toy import ToyModel, parse_toy
+from outrider.results import Chunk, Complete
 
 VOCAB = 64
 NUM_CHANNELS = 8
@@ -71,15 +73,9 @@ class Tally:
 
 @dataclass
 class Memory:
-    """Resident bytes by process, sampled until it is cancelled."""
+    """Resident bytes by process, one sample after the other."""
 
-    stack: Stack
     samples: list[dict[str, int]] = field(default_factory=list)
-
-    async def watch(self) -> None:
-        while True:
-            self.samples.append(self.stack.resident_bytes())
-            await asyncio.sleep(SAMPLE_S)
 
     def growth_mb(self) -> dict[str, float]:
         """From the first quarter of the time to the last."""
@@ -88,6 +84,32 @@ class Memory:
         return {
             role: round((fmean(s[role] for s in last) - fmean(s[role] for s in first)) / 2**20, 1) for role in first[0]
         }
+
+
+@asynccontextmanager
+async def watched(stack: Stack) -> AsyncIterator[Memory]:
+    """Its memory, sampled while the block runs."""
+    memory = Memory()
+
+    async def watch() -> None:
+        while True:
+            memory.samples.append(stack.resident_bytes())
+            await asyncio.sleep(SAMPLE_S)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield memory
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connected(stack: Stack) -> AsyncIterator[list[Client]]:
+    """A few connections, for many streams to share."""
+    async with AsyncExitStack() as cleanup:
+        clients = (Client(stack.address, resume=None) for _ in range(NUM_CHANNELS))
+        yield [await cleanup.enter_async_context(client) for client in clients]
 
 
 def main() -> None:
@@ -139,27 +161,20 @@ async def closed_loop(
     stack: Stack, num_clients: int, seconds: float, max_tokens: int, retry_s: float
 ) -> tuple[Tally, Memory]:
     """So many clients, each with one request at a time, over a few connections."""
-    tally, memory, end = Tally(), Memory(stack), time.perf_counter() + seconds
-    channels = [Client(stack.address, resume=None) for _ in range(NUM_CHANNELS)]
-    watching = asyncio.create_task(memory.watch())
+    tally, end = Tally(), time.perf_counter() + seconds
 
-    async def client(index: int) -> None:
+    async def client(index: int, channel: Client) -> None:
         rng = random.Random(index)
         await asyncio.sleep(rng.uniform(0, min(1.0, seconds / 4)))
         while time.perf_counter() < end:
             prompt = [rng.randrange(VOCAB) for _ in range(8)]
-            wait_s = await ask(channels[index % NUM_CHANNELS], prompt, max_tokens, tally)
+            wait_s = await ask(channel, prompt, max_tokens, tally)
             if wait_s is not None:
                 left_s = end - time.perf_counter()
                 await asyncio.sleep(min(max(0.0, left_s), retry_s or wait_s))
 
-    try:
-        await asyncio.gather(*map(client, range(num_clients)))
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        for channel in channels:
-            await channel.close()
+    async with connected(stack) as channels, watched(stack) as memory:
+        await asyncio.gather(*(client(index, channels[index % NUM_CHANNELS]) for index in range(num_clients)))
     return tally, memory
 
 
@@ -168,12 +183,12 @@ async def ask(client: Client, prompt: list[int], max_tokens: int, tally: Tally) 
     started, first, ids, num_drafted = time.perf_counter(), 0.0, list[int](), 0
     try:
         async for event in client.generate(prompt, max_tokens=max_tokens, temperature=0):
-            if hasattr(event, "token_ids"):
+            if isinstance(event, Chunk):
                 if not first:
                     first = time.perf_counter()
                     tally.begins()
                 ids += event.token_ids
-            elif hasattr(event, "speculation"):
+            elif isinstance(event, Complete):
                 num_drafted = event.speculation.num_draft_tokens
     except ResourceExhausted as refused:
         tally.refusals.append(time.perf_counter() - started)
@@ -196,25 +211,29 @@ async def streams() -> dict[str, Any]:
     shared = {"log_level": "warning", "heartbeat_ms": 500}
     coordinator = {"max_running_requests": num_streams, "peer_timeout_s": 30.0}
     workers = {"max_batch_tokens": max(512, num_streams), "max_waiting_sessions": num_streams}
-    async with local_stack(
-        toy, draft, shared=shared, coordinator=coordinator, target_worker=workers, draft_worker=workers, on_line=show
-    ) as stack:
+    async with (
+        local_stack(
+            toy,
+            draft,
+            shared=shared,
+            coordinator=coordinator,
+            target_worker=workers,
+            draft_worker=workers,
+            on_line=show,
+        ) as stack,
+        connected(stack) as channels,
+    ):
         model, rng = ToyModel(parse_toy(toy)), random.Random(0)
-        channels = [Client(stack.address, resume=None) for _ in range(NUM_CHANNELS)]
         warm = Tally()
         await asyncio.gather(*(ask(channel, [1, 2], max_tokens, warm) for channel in channels))
-        before, tally, memory = stack.resident_bytes(), Tally(), Memory(stack)
-        watching = asyncio.create_task(memory.watch())
-        started = time.perf_counter()
+        before, tally = stack.resident_bytes(), Tally()
         prompts = [[rng.randrange(VOCAB) for _ in range(8)] for _ in range(num_streams)]
-        await asyncio.gather(
-            *(ask(channels[i % NUM_CHANNELS], prompt, max_tokens, tally) for i, prompt in enumerate(prompts))
-        )
-        seconds = time.perf_counter() - started
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        for channel in channels:
-            await channel.close()
+        started = time.perf_counter()
+        async with watched(stack) as memory:
+            await asyncio.gather(
+                *(ask(channels[i % NUM_CHANNELS], prompt, max_tokens, tally) for i, prompt in enumerate(prompts))
+            )
+            seconds = time.perf_counter() - started
     most = {role: max(sample[role] for sample in memory.samples) for role in before}
     each = {role: round((most[role] - before[role]) / 1000 / max(1, tally.most_open), 1) for role in before}
     return {
