@@ -335,17 +335,11 @@ def rows(
 
 
 def timed_rows() -> dict[str, dict[str, Any]]:
-    """Through real services on toy models, where these parts are there."""
-    found: dict[str, dict[str, Any]] = {}
-    for module in ("simulator_check", "draft_ahead"):
-        try:
-            figures: Callable[[], Any] = __import__(module).figures
-        except ModuleNotFoundError as missing:
-            if missing.name != module:
-                raise
-            continue
-        found |= asyncio.run(figures())
-    return found
+    """Through real services on toy models."""
+    import draft_ahead
+    import simulator_check
+
+    return asyncio.run(simulator_check.figures()) | asyncio.run(draft_ahead.figures())
 
 
 def print_cells(found: dict[Cell, list[Figures]]) -> None:
