@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -qq --constraint constraints.txt
 INSTALLED := .venv/.installed
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## .venv with everything: minutes the first time, then nothing to do
 
