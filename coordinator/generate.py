@@ -94,10 +94,7 @@ class Generation:
             )
             async with asyncio.timeout_at(deadline):
                 await self.hand_over.unless_begun(ticket.admitted)
-            tasks = [
-                asyncio.create_task(self._run(one, outbox, arrived, deadline, for_each(keep_step, one.keep)))
-                for one in live
-            ]
+            tasks = [asyncio.create_task(self._run(one, outbox, arrived, deadline, keep_step)) for one in live]
             for stream in streams:
                 outbox.join(stream.choice)
             with self.hand_over.covering(outbox):
@@ -129,7 +126,7 @@ class Generation:
         target = TargetSide(stream, self._pool, self._settings.target_wait_s, standby)
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
-        keep = for_each(keep_step, *meter.keeps, *trace.keeps)
+        keep = for_each(keep_step, live.keep, *meter.keeps, *trace.keeps)
         loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived, keep)
         try:
             async with asyncio.timeout_at(deadline):

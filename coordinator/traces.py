@@ -50,7 +50,7 @@ def for_each(*keeps: KeepStep) -> KeepStep:
         for each in keeps:
             each(choice, step)
 
-    return keeps[0] if len(keeps) == 1 else keep
+    return keep
 
 
 @dataclass(slots=True)
