@@ -51,6 +51,16 @@ def families(models: Mapping[str, Totals], failures: Mapping[tuple[str, str], in
 
 
 _Counted = list[tuple[str, Totals, Speculation]]
+_AHEAD = {
+    "num_branches": "Drafts made ahead for outcomes of rounds not decided yet.",
+    "num_branch_hits": "Of them, those that were used.",
+    "num_branch_misses": "Rounds that found none, though some were wanted.",
+    "num_ahead_draft_tokens": "Tokens drafted ahead.",
+    "num_wasted_draft_tokens": "Of them, those in branches that nobody used.",
+    "num_pipelined_verifies": "Rounds sent to the target before the verdict of the one before.",
+    "num_dropped_verifies": "Of them, those that had counted on another verdict.",
+}
+"""Fields of `Speculation` that are exported under their own names."""
 
 
 def _tokens(counted: _Counted) -> Iterator[Metric]:
@@ -135,25 +145,11 @@ def _speculation(counted: _Counted) -> Iterator[Metric]:
 
 
 def _drafting_ahead(counted: _Counted) -> Iterator[Metric]:
-    def counter(name: str, meaning: str) -> CounterMetricFamily:
-        return CounterMetricFamily(SPEC + name, f"{meaning} Told at a stream's end.", labels=["model_name"])
-
-    branches = counter("num_branches", "Drafts made ahead for outcomes of rounds not decided yet.")
-    hits = counter("num_branch_hits", "Of them, those that were used.")
-    misses = counter("num_branch_misses", "Rounds that found none, though some were wanted.")
-    drafted = counter("num_ahead_draft_tokens", "Tokens drafted ahead.")
-    wasted = counter("num_wasted_draft_tokens", "Of them, those in branches that nobody used.")
-    pipelined = counter("num_pipelined_verifies", "Rounds sent to the target before the verdict of the one before.")
-    dropped = counter("num_dropped_verifies", "Of them, those that had counted on another verdict.")
-    for name, _, told in counted:
-        branches.add_metric([name], told.num_branches)
-        hits.add_metric([name], told.num_branch_hits)
-        misses.add_metric([name], told.num_branch_misses)
-        drafted.add_metric([name], told.num_ahead_draft_tokens)
-        wasted.add_metric([name], told.num_wasted_draft_tokens)
-        pipelined.add_metric([name], told.num_pipelined_verifies)
-        dropped.add_metric([name], told.num_dropped_verifies)
-    yield from (branches, hits, misses, drafted, wasted, pipelined, dropped)
+    for field_name, meaning in _AHEAD.items():
+        family = CounterMetricFamily(SPEC + field_name, f"{meaning} Told at a stream's end.", labels=["model_name"])
+        for name, _, told in counted:
+            family.add_metric([name], getattr(told, field_name))
+        yield family
 
 
 def _round_parts(counted: _Counted) -> Metric:
