@@ -87,10 +87,9 @@ class TokenizerCodec:
 
     def each(self, token_ids: Sequence[int]) -> list[bytes]:
         """Takes up to a second when it is first asked."""
-        known = (self._tokenizer.id_to_token(token_id) is not None for token_id in token_ids)
         return [
-            self._bytes.decode_bytes([token_id]) if is_known else b""
-            for token_id, is_known in zip(token_ids, known, strict=True)
+            b"" if self._tokenizer.id_to_token(token_id) is None else self._bytes.decode_bytes([token_id])
+            for token_id in token_ids
         ]
 
     @cached_property
