@@ -5,7 +5,6 @@ Reads the wire message by its field names only; what comes out is plain data.
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from outrider.sampling.history import History
 from outrider.sampling.masks import BadWords, TokenSet, is_masked, leaves_a_token
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from outrider.serving.request_context import REQUEST_ID_FORM
 from outrider.settings import CoordinatorSettings
 
 MAX_STOP_STRINGS = 16
@@ -31,7 +31,6 @@ MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 10.0
 AUTO = "auto"
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,7 @@ class ResolvedRequest:
 def resolve_request_id(request: Any) -> str:
     """The request's own id or a new one. Raises InvalidArgument."""
     given = request.request_id
-    if given and not _REQUEST_ID.fullmatch(given):
+    if given and not REQUEST_ID_FORM.fullmatch(given):
         raise InvalidArgument(
             "request_id must be 1 to 128 characters of [A-Za-z0-9._:-]", field="request_id", reason="BAD_REQUEST_ID"
         )

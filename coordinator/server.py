@@ -38,6 +38,7 @@ from outrider.serving.events import event_to_pb, speculation_to_pb, step_to_pb, 
 from outrider.serving.metrics import Reading, metrics_endpoint, new_registry
 from outrider.serving.naming import split_names
 from outrider.serving.records import add_rounds, kept_to_pb
+from outrider.serving.request_context import REQUEST_ID
 from outrider.serving.server import Server, configure_logging, running_server, stop_on_signals
 from outrider.serving.tls import WORKER_NAMES, certificate_names
 from outrider.serving.tracing import Tracing, tracing
@@ -85,8 +86,8 @@ class GenerationServicer:
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
         arrived = time.perf_counter()
         request_id = resolve_request_id(request)
-        context.set_trailing_metadata((("x-request-id", request_id),))
-        await context.send_initial_metadata((("x-request-id", request_id),))
+        context.set_trailing_metadata(((REQUEST_ID, request_id),))
+        await context.send_initial_metadata(((REQUEST_ID, request_id),))
         tenant = CALLER.get()
         with self._journal.request(request_id, arrived) as entry:
             model = self._directory.model(request.model)
@@ -345,13 +346,10 @@ async def serve(
 
 def _access(settings: CoordinatorSettings, tenants: Tenants) -> Access:
     """Tenants generate, workers register. Raises InvalidArgument where anyone could call from beyond loopback."""
-    refuse_to_be_open(
-        settings,
-        is_guarded=bool(settings.tls_cert or settings.tokens_file),
-        remedy="Give --tls-cert and --tls-key, --tokens-file (`outrider token new`), or both",
-    )
-    is_closed = bool(settings.tls_cert or settings.tokens_file)
-    workers = FleetGuard(settings, WORKER_NAMES.values(), is_closed=is_closed)
+    is_guarded = bool(settings.tls_cert or settings.tokens_file)
+    remedy = "Give --tls-cert and --tls-key, --tokens-file (`outrider token new`), or both"
+    refuse_to_be_open(settings, is_guarded=is_guarded, remedy=remedy)
+    workers = FleetGuard(settings, WORKER_NAMES.values(), is_closed=is_guarded)
     return Access({GENERATION.full_name: tenants, FLEET.full_name: workers})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 MAX_TRACEPARENT_CHARS = 512
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 
 
@@ -49,7 +49,7 @@ def received(metadata: Iterable[tuple[str, Any]] | None) -> RequestContext:
     """What a call's metadata tells. What is malformed counts as not told: it must not cost anybody the call."""
     request_id, trace = "", None
     for key, value in metadata or ():
-        if key == REQUEST_ID and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+        if key == REQUEST_ID and isinstance(value, str) and REQUEST_ID_FORM.fullmatch(value):
             request_id = value
         elif key == TRACEPARENT and isinstance(value, str):
             trace = read_traceparent(value)
