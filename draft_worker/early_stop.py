@@ -60,11 +60,12 @@ class SessionStop:
             self.begun()
             self.begun = None
 
-    def tell(self, draft: Proposal) -> None:
-        """One that stands in the chain whatever follows."""
+    def tell(self, drafted: Callable[[int], Proposal]) -> None:
+        """Drafts that stand in the chain whatever follows. drafted: gives those from one on, if anybody is told."""
         if self.tells is not None:
-            self.tells(draft)
-            self.num_told += 1
+            untold = drafted(self.num_told)
+            self.tells(untold)
+            self.num_told += len(untold)
 
     def drafted(self, ms: float) -> None:
         """A further draft, and what it took."""

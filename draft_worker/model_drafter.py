@@ -70,22 +70,27 @@ class ModelDrafter:
         q: list[SparseQ | None] = []
         queue_us = 0
         prefix_hash = log.prefix_hash
-        chain = self._stop.chain(NAME) if self._stop is not None else None
+        stop = self._stop
+        chain = stop.chain(NAME) if stop is not None else None
+
+        def drafted(start: int) -> Proposal:
+            """The drafts from this one on, and what all of them took so far."""
+            elapsed_us = (time.perf_counter_ns() - started_ns) // 1000
+            return Proposal(
+                token_ids=tuple(drafts[start:]),
+                q=tuple(q[start:]) if q[0] is not None else (),
+                drafter=NAME,
+                queue_us=queue_us,
+                # passes, sampling, and the engine's own work between the passes
+                compute_us=max(0, elapsed_us - queue_us),
+                num_ingested_tokens=num_ingested_tokens,
+            )
+
         try:
             ended = False
             while not ended and (chain is None or chain.wants_row()):
-                if drafts and q[-1] is not None and self._stop is not None:
-                    elapsed_us = (time.perf_counter_ns() - started_ns) // 1000
-                    self._stop.tell(
-                        Proposal(
-                            token_ids=(drafts[-1],),
-                            q=(q[-1],),
-                            drafter=NAME,
-                            queue_us=queue_us,
-                            compute_us=max(0, elapsed_us - queue_us),
-                            num_ingested_tokens=num_ingested_tokens,
-                        )
-                    )
+                if stop is not None and drafts and q[0] is not None:
+                    stop.tell(drafted)
                 position = len(log.ids) + len(drafts)
                 decision = self._decision(position)
                 asked_ns = time.perf_counter_ns()
@@ -126,17 +131,9 @@ class ModelDrafter:
                 rows = [self._ids.to_draft(drafts[-1])] if drafts else []
         finally:
             log.history.pop(len(drafts))
-        if self._stop is not None and chain is not None:
-            self._stop.proposed(log.prefix_hash, NAME, chain)
-        return Proposal(
-            token_ids=tuple(drafts),
-            q=tuple(q) if q[0] is not None else (),
-            drafter=NAME,
-            queue_us=queue_us,
-            # passes, sampling, and the engine's own work between the passes
-            compute_us=max(0, (time.perf_counter_ns() - started_ns) // 1000 - queue_us),
-            num_ingested_tokens=num_ingested_tokens,
-        )
+        if stop is not None and chain is not None:
+            stop.proposed(log.prefix_hash, NAME, chain)
+        return drafted(0)
 
     def ingest(self) -> Program[None]:
         """Computes all committed ids but the last, whose logits the next proposal needs."""
