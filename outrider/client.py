@@ -133,11 +133,15 @@ class Client:
     async def _stream(
         self, request: generation_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
-        to_error = partial(self._error, timeout_s=timeout_s)
-        call = ResumingCall(
-            self._endpoints, request, self._resume, timeout_s=timeout_s, metadata=self._call_metadata, to_error=to_error
-        )
-        with client_span(GENERATE, self._metadata) as call.trace_metadata:
+        with client_span(GENERATE, self._metadata) as trace_metadata:
+            call = ResumingCall(
+                self._endpoints,
+                request,
+                self._resume,
+                timeout_s=timeout_s,
+                metadata=lambda: (*self._call_metadata(), *trace_metadata),
+                to_error=partial(self._error, timeout_s=timeout_s),
+            )
             async with aclosing(call.events()) as events:
                 async for event in events:
                     yield event

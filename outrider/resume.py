@@ -102,13 +102,12 @@ class Losses:
         self._num_tries = 0
 
     def wait_s(self, error: OutriderError, *, had_begun: bool) -> float:
-        """Until the next try after `error`, which is heeded where a full queue says when to come back. Raises it where
-        it is the last straw. had_begun: the coordinator that was asked last had begun with the text."""
+        """Until the next try after `error`. Raises it where it is the last straw. had_begun: the coordinator that was
+        asked last had begun with the text."""
         if not self._num_tries:
             self._since = self._clock()
         self._num_tries += 1
         self._num_losses += had_begun and error.reason != DRAINING
         if self._num_losses > self._policy.max_losses or self._clock() - self._since > self._policy.patience_s:
             raise error
-        told_s = (error.retry_delay_s or 0.0) if isinstance(error, ResourceExhausted) else 0.0
-        return max(told_s, self._policy.wait_s(self._num_tries, self._rng))
+        return self._policy.wait_s(self._num_tries, self._rng)

@@ -42,8 +42,6 @@ class ResumingCall:
         self._policy = policy
         self._metadata = metadata
         self._to_error = to_error
-        self.trace_metadata: tuple[tuple[str, str], ...] = ()
-        """What further metadata every try carries."""
         self._timeout_s = timeout_s
         self._clock = asyncio.get_running_loop().time
         self._deadline = None if timeout_s is None else self._clock() + timeout_s
@@ -91,7 +89,7 @@ class ResumingCall:
     def _call(self, connection: Connection, progress: Progress) -> Any:
         stub = generation_pb2_grpc.GenerationServiceStub(connection.channel)
         request = resuming_request(self._request, progress)
-        return stub.Generate(request, timeout=self._time_left_s(), metadata=(*self._metadata(), *self.trace_metadata))  # type: ignore[call-arg]
+        return stub.Generate(request, timeout=self._time_left_s(), metadata=self._metadata())  # type: ignore[call-arg]
 
     def _lost(
         self,
@@ -126,7 +124,7 @@ class ResumingCall:
         wait_s = losses.wait_s(error, had_begun=had_begun)
         if len(tried) >= len(self._endpoints):
             tried.clear()
-        if not is_gone:
+        if not is_gone:  # one that is at work knows best when it has room
             wait_s = max(wait_s, error.retry_delay_s or 0.0)
         return error, max(wait_s, self._endpoints.ready_in_s())
 
