@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.errors import OutriderError
+from outrider.errors import InvalidArgument, OutriderError
 
 CLIENT_GONE = 499
 """Status, in logs and metrics alone, of a request whose client hung up first."""
@@ -60,6 +60,11 @@ def failure_of(error: OutriderError, *, structured_field: str = "response_format
         message = message.replace(error.field, structured_field)
     param = _param(error.field, structured_field)
     return Failure(status, error_body(message, kind, param=param, code=code), _headers(status, error.retry_delay_s))
+
+
+def unsupported(field: str) -> InvalidArgument:
+    """Of a field that other services have, and this one has not."""
+    return InvalidArgument(f"{field} is not supported here: leave it out", field=field, reason="UNSUPPORTED_PARAMETER")
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:

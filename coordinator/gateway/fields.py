@@ -7,10 +7,11 @@ the value that asks for nothing, as clients send it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from coordinator.gateway.errors import unsupported
 from coordinator.gateway.structured import structured_options
 from outrider.errors import InvalidArgument
 
@@ -39,7 +40,7 @@ _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 _PASSED_ON = (
     "model", "request_id", "priority",
     "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "allowed_token_ids", "bad_words", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
+    "allowed_token_ids", "bad_words", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
     "include_stop_str_in_output", "skip_special_tokens", "n",
     "num_speculative_tokens", "max_speculative_tokens", "drafter", "acceptance", "report_steps",
 )  # fmt: skip
@@ -59,7 +60,6 @@ class Fields(BaseModel):
     """What both APIs have. Absent: the model's own default. Ranges are the coordinator's to check."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    field_of_max_tokens: ClassVar[str] = "max_tokens"
 
     model: str | None = None
     stream: bool = False
@@ -113,8 +113,6 @@ class Fields(BaseModel):
     def options(self) -> dict[str, Any]:
         """Of `outrider.Client.generate`. Raises InvalidArgument."""
         options = {name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None}
-        if self.max_tokens is not None:
-            options["max_tokens"] = self.max_tokens
         if self.logit_bias is not None:
             options["logit_bias"] = _logit_bias(self.logit_bias)
         if self.top_k == -1:  # vLLM's word for all
@@ -146,18 +144,15 @@ def parse(fields: type[F], body: Mapping[str, Any]) -> F:
             if not isinstance(value, str):
                 raise InvalidArgument(f"{name} must be a string", field=name)
         elif not (name in _NEUTRAL and value in _NEUTRAL[name]):
-            raise InvalidArgument(
-                f"{name:.80} is not supported here: leave it out", field=name[:80], reason="UNSUPPORTED_PARAMETER"
-            )
+            raise unsupported(name[:80])
     try:
         parsed = fields.model_validate(asked)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = _path(first["loc"])
-        unknown = first["type"] == "extra_forbidden"
-        what = "is not supported here: leave it out" if unknown else f"is wrong: {first['msg']}"
-        reason = "UNSUPPORTED_PARAMETER" if unknown else "INVALID_TYPE"
-        raise InvalidArgument(f"{name} {what}", field=name, reason=reason) from None
+        if first["type"] == "extra_forbidden":
+            raise unsupported(name) from None
+        raise InvalidArgument(f"{name} is wrong: {first['msg']}", field=name, reason="INVALID_TYPE") from None
     if parsed.stream_options is not None and not parsed.stream:
         raise InvalidArgument("stream_options needs stream: true", field="stream_options")
     return parsed

@@ -59,19 +59,20 @@ class _Exchange:
 
     async def run(self) -> int:
         """What it came to, as an HTTP status. Raises ClientGone or ClientDisconnect."""
+        failure: OutriderError
         try:
-            try:
-                async with self._gateway.running.place():
-                    body = await read_json(self._request, self._gateway.settings.max_body_bytes)
-                    await while_connected(self._request.receive, self._answer(body))
-                return 200
-            except (OutriderError, ClientGone, ClientDisconnect):
-                raise
-            except Exception:
-                log.exception("%s failed", self._api.path)
-                raise Internal("internal error; the gateway's log has its cause") from None
+            async with self._gateway.running.place():
+                body = await read_json(self._request, self._gateway.settings.max_body_bytes)
+                await while_connected(self._request.receive, self._answer(body))
+            return 200
+        except (ClientGone, ClientDisconnect):
+            raise
         except OutriderError as error:
-            return await self._fail(self._failure(error))
+            failure = error
+        except Exception:
+            log.exception("%s failed", self._api.path)
+            failure = Internal("internal error; the gateway's log has its cause")
+        return await self._fail(self._failure(failure))
 
     async def _answer(self, body: dict[str, Any]) -> None:
         fields = self._fields = parse(self._api.fields, body)

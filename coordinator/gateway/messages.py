@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.gateway.errors import unsupported
 from outrider.errors import InvalidArgument
 from outrider.serving.write_request import Message
 
@@ -21,8 +22,7 @@ def _message(path: str, message: Any) -> Message:
         raise InvalidArgument(f"{path} must be an object with role and content", field=path)
     for name, value in message.items():
         if name not in ("role", "content") and value not in (None, [], {}, ""):
-            at = f"{path}.{name:.80}"
-            raise InvalidArgument(f"{at} is not supported here: leave it out", field=at, reason="UNSUPPORTED_PARAMETER")
+            raise unsupported(f"{path}.{name:.80}")
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidArgument(f"{path}.role is missing: give system, user or assistant", field=f"{path}.role")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.gateway.errors import unsupported
 from outrider.errors import InvalidArgument
 
 _OBJECT = {"type": "object"}
@@ -80,8 +81,7 @@ def _one(path: str, kind: str, wish: Any) -> dict[str, Any]:
 def _refuse_others(path: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name in value:
         if name not in known and value[name] is not None:
-            at = f"{path}.{name:.80}"
-            raise InvalidArgument(f"{at} is not supported here: leave it out", field=at, reason="UNSUPPORTED_PARAMETER")
+            raise unsupported(f"{path}.{name:.80}")
 
 
 def _literally(word: str) -> str:

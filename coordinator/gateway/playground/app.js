@@ -123,7 +123,7 @@ async function run() {
   tell("Running.");
 
   const runs = [new Run("Speculative", request.body)];
-  if (isCompared) runs.push(new Run("Plain", plainOf(request.body), { isPlain: true }));
+  if (isCompared) runs.push(new Run("Plain", plainOf(request.body)));
   const comparison = isCompared ? new Comparison(...runs, { isGreedy: request.body.temperature === 0 }) : null;
   const showComparison = () => comparison && showVerdict(comparison.tell());
   for (const one of runs) one.pane = new Pane(one.name, { isPlain: one.isPlain, onPaint: showComparison });

@@ -11,7 +11,8 @@ export class Run {
   requestId = null;
   ms = 0;
 
-  constructor(name, body, { isPlain = body.num_speculative_tokens === 0 } = {}) {
+  constructor(name, body) {
+    const isPlain = body.num_speculative_tokens === 0;
     Object.assign(this, { name: isPlain ? "Plain" : name, body, isPlain });
   }
 

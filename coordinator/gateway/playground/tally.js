@@ -6,7 +6,7 @@ export const ORIGINS = ["accepted", "correction", "bonus", "plain"];
 
 export class Tally {
   ids = [];
-  rounds = []; // {drafted, accepted, cause, drafter}
+  rounds = []; // {drafted, accepted, cause, reason}
   origins = Object.fromEntries(ORIGINS.map((origin) => [origin, 0]));
   drafted = []; // by position in the round: drafts checked
   accepted = []; // by position: of them, accepted
@@ -28,8 +28,8 @@ export class Tally {
       this.accepted[position] = (this.accepted[position] ?? 0) + (position < accepted ? 1 : 0);
     }
     if (step.num_draft_tokens && step.drafter) this.drafters.add(step.drafter);
-    const { cause = "", drafter = "", reason = "" } = step;
-    this.rounds.push({ drafted: step.num_draft_tokens, accepted, cause, drafter, reason });
+    const { cause = "", reason = "" } = step;
+    this.rounds.push({ drafted: step.num_draft_tokens, accepted, cause, reason });
     if (this.#firstAt === null) {
       this.#firstAt = now;
       this.#numFirst = step.tokens.length;
