@@ -86,7 +86,7 @@ def main() -> None:
     """Forks a service for each request, and tells its pid and how it ended. It has no threads of its own, and has not
     touched gRPC: so a child may."""
     import target_worker.server  # noqa: F401
-    from outrider.cli.main import app
+    from outrider.cli.app import app
 
     gc.freeze()
     requests, fates = socket.socket(fileno=int(sys.argv[1])), dict[int, int]()

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer.main
 
-from outrider.cli.main import app
+from outrider.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 GENERATED = ROOT / "docs/api.md"

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from outrider.cli.main import app
+from outrider.cli.app import app
 from outrider.serving.tokens import line_for, new_token
 from outrider.settings import PREFIX, GatewaySettings
 

@@ -1,39 +1,39 @@
-"""The `outrider` command. Each subcommand has its own file; torch is loaded only by those that run a model."""
+"""The `outrider` command. Each subcommand has its own file, and only the file that is asked for is loaded: a service
+needs no client, and no client the rest. torch is loaded only by those that run a model."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterable
 
 import typer
 
-from outrider.cli import (
-    audit,
-    bench,
-    chat,
-    demo,
-    distill,
-    doctor,
-    draft_vocab,
-    generate,
-    models,
-    plan,
-    ray_fleet,
-    services,
-    tokens,
-    top,
-    trace,
-    up,
-    verify,
-)
 from outrider.serving import huge_pages
 
-app = typer.Typer(
-    help="Lossless speculative decoding as a service.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+FILES = {
+    "up": "up",
+    "coordinator": "services",
+    "draft-worker": "services",
+    "target-worker": "services",
+    "gateway": "services",
+    "ray": "ray_fleet",
+    "generate": "generate",
+    "chat": "chat",
+    "models": "models",
+    "top": "top",
+    "trace": "trace",
+    "token": "tokens",
+    "draft-vocab": "draft_vocab",
+    "distill": "distill",
+    "doctor": "doctor",
+    "verify": "verify",
+    "audit": "audit",
+    "bench": "bench",
+    "plan": "plan",
+    "demo": "demo",
+}
+"""By subcommand, in the order of `--help`, the file that adds it."""
 
 
 def _version(wanted: bool) -> None:
@@ -44,37 +44,30 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
 
 
-for command in (
-    up,
-    services,
-    ray_fleet,
-    generate,
-    chat,
-    models,
-    top,
-    trace,
-    tokens,
-    draft_vocab,
-    distill,
-    doctor,
-    verify,
-    audit,
-    bench,
-    plan,
-    demo,
-):
-    command.register(app)
+def application(commands: Iterable[str] = FILES) -> typer.Typer:
+    """With these subcommands, and others that share a file with them."""
+    app = typer.Typer(
+        help="Lossless speculative decoding as a service.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for file in dict.fromkeys(FILES[command] for command in commands):
+        importlib.import_module(f"outrider.cli.{file}").register(app)
+    return app
 
 
 def main() -> None:
     """Entry point of the console script."""
-    if sys.argv[1:2] in (["draft-worker"], ["target-worker"]):
+    asked = [word for word in sys.argv[1:2] if word in FILES]
+    if asked in (["draft-worker"], ["target-worker"]):
         huge_pages.start_over_asking()
-    app()
+    application(asked or FILES)()

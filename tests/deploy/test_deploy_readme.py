@@ -11,7 +11,7 @@ from manifests import of_kind, pods
 from roles import METRICS_PORT, ROLES, ROOT, VERSION
 from test_docker import STAGES
 
-from outrider.cli.main import app
+from outrider.cli.app import app
 
 pytestmark = pytest.mark.outside
 

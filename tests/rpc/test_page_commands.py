@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stack import Stack, in_process_stack
 from typer.testing import CliRunner
 
-from outrider.cli.main import app
+from outrider.cli.app import app
 from outrider.client import Client
 
 TOY = "toy:vocab=128,seed=1"

@@ -37,7 +37,7 @@ def test_every_make_target_and_command_exists():
     assert named <= targets
     from typer.main import get_command
 
-    from outrider.cli.main import app
+    from outrider.cli.app import app
 
     commands = set(get_command(app).commands)
     used = set(re.findall(r"^\s+(?:\.venv/bin/)?outrider ([a-z-]+)", README, re.M))

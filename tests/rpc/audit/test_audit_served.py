@@ -19,7 +19,7 @@ from outrider.audit.findings import Verdict
 from outrider.audit.frame import decided_ids, text_ids
 from outrider.audit.record import RoundRecord, StreamRecord
 from outrider.audit.target import load_target
-from outrider.cli.main import app
+from outrider.cli.app import app
 from outrider.drafting.proposal import SparseQ
 from outrider.errors import FailedPrecondition, InvalidArgument, NotFound
 from outrider.sampling.params import AcceptanceRule

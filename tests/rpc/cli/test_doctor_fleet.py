@@ -10,7 +10,7 @@ from pathlib import Path
 from stack import in_process_stack
 from typer.testing import CliRunner
 
-from outrider.cli.main import app
+from outrider.cli.app import app
 
 FLAGS = ("doctor", "--no-models", "--target=toy:vocab=8", "--draft=none", "--json")
 

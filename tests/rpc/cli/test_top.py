@@ -20,7 +20,7 @@ from stack import in_process_stack
 from typer.testing import CliRunner
 
 from outrider.cli import console
-from outrider.cli.main import app
+from outrider.cli.app import app
 from outrider.cli.top_view import Look, render, sparks, summarise
 from outrider.client import Client
 

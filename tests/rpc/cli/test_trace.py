@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import outrider
 from coordinator.traces import CAUSES, MAX_REQUESTS, MAX_STEPS_A_STREAM, Traces
-from outrider.cli.main import app
+from outrider.cli.app import app
 from outrider.cli.timeline import segments, totals
 from outrider.cli.timeline_svg import draw
 from outrider.errors import NotFound

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from outrider.cli import doctor
+from outrider.cli.app import app
 from outrider.cli.console import describe_failure
 from outrider.cli.doctor import _check_port, _model_fix, check_settings
-from outrider.cli.main import app
+from outrider.cli.main import FILES, application
 from outrider.cli.options import choose_draft, choose_heads
 from outrider.cli.prompts import MIXED, WORKLOADS, read_prompts, spread
 from outrider.cli.stack import small_worker
@@ -44,6 +46,19 @@ def test_the_list_of_commands_is_whole() -> None:
     names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     names |= {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance}
     assert {command[0] for command in COMMANDS} == {str(name) for name in names if isinstance(name, str)}
+
+
+def test_each_command_is_in_the_file_that_is_loaded_for_it() -> None:
+    assert set(FILES) == {command[0] for command in COMMANDS}
+    for name in FILES:
+        assert name in get_command(application([name])).commands  # type: ignore[attr-defined]
+
+
+def test_a_service_loads_no_other_command() -> None:
+    code = "import sys; from outrider.cli.main import application; application(['coordinator']); print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert {"outrider.cli.services", "outrider.cli.flags"} <= set(output.split())
+    assert not {"outrider.client", "outrider.cli.doctor", "outrider.cli.bench", "target_worker"} & set(output.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -104,7 +119,7 @@ def test_doctor_warns_of_a_model_that_it_does_not_check(monkeypatch: pytest.Monk
 
 
 def test_without_torch_the_client_commands_start() -> None:
-    code = "import sys, outrider.cli.main; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    code = "import sys, outrider.cli.app; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert output.strip() == "[]"
 

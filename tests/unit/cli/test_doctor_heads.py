@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from outrider.cli.app import app
 from outrider.cli.doctor_heads import check_heads
-from outrider.cli.main import app
 
 torch = pytest.importorskip("torch")
 

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from typer.testing import CliRunner
 
-from outrider.cli.main import app
+from outrider.cli.app import app
 from outrider.errors import InvalidArgument
 from outrider.lm.draft_vocab import read_draft_vocab
 from outrider.lm.fingerprint import tokenizer_fingerprint

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
-from outrider.cli import main
+from outrider.cli.app import app
 from outrider.cli.flags import flag_of, read_settings, settings_parameters, to_flags, with_parameters
 from outrider.cli.services import SETTINGS
 from outrider.errors import InvalidArgument
@@ -81,7 +81,7 @@ def test_help_names_each_flag_and_meaning(cls: type[BaseSettings], monkeypatch: 
 def test_a_narrow_help_cuts_no_flag_and_tells_the_rule_of_variables(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
-    output = CliRunner().invoke(main.app, [role, "--help"]).output
+    output = CliRunner().invoke(app, [role, "--help"]).output
     assert max(map(len, output.splitlines())) <= 80
     names = SETTINGS[role].model_fields if role in SETTINGS else ("host", "target_port", "num_speculative_tokens")
     words = output.replace(",", " ").replace("/", " ").split()

@@ -13,7 +13,7 @@ from coordinator.simulator import planning
 from coordinator.simulator.engine import Line
 from coordinator.simulator.planning import Planner
 from coordinator.simulator.world import World
-from outrider.cli.main import app
+from outrider.cli.app import app
 
 COSTS = ["--pass-ms", "30", "--row-ms", "0.3", "--draft-ms", "3"]
 TIMING = {

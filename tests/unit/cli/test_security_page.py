@@ -10,7 +10,7 @@ import pytest
 import typer.testing
 
 from coordinator.tenants import Limits, parse_limits
-from outrider.cli.main import app
+from outrider.cli.app import app
 from outrider.cli.up import stack_settings
 from outrider.serving.access import Access
 from outrider.serving.tokens import FleetTokens, TenantTokens

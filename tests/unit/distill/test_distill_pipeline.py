@@ -19,7 +19,7 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from outrider.cli.main import app  # noqa: E402
+from outrider.cli.app import app  # noqa: E402
 from outrider.distill.pipeline import distill  # noqa: E402
 from outrider.errors import FailedPrecondition, InvalidArgument  # noqa: E402
 from outrider.lm.draft_vocab import read_draft_vocab  # noqa: E402
