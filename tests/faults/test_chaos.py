@@ -5,23 +5,23 @@ it is resumed. Nothing hangs, no text ends early, every token is accounted for.
 """
 
 import asyncio
-import os
 import random
 import signal
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
-import forked
 import pytest
+from accounting import held, num_accounted
 from conftest import scaled
+from faults.processes import Fleet
 
 import outrider
-from outrider.cli.flags import to_flags
 from outrider.errors import OutriderError, Unavailable
 
 TARGET = "toy:vocab=24,seed=5,pass_ms=3,blocks=600"
 DRAFT = "toy:vocab=24,seed=5,agreement=0.9,pass_ms=1,blocks=600"
-COMMON = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 1.0, "heartbeat_ms": 100}
+COMMON = {"drain_grace_s": 1.0, "heartbeat_ms": 100}
 PEER_TIMEOUT_S = 1.0
+TARGETS = ("target-0", "target-1")
 PATIENCE_S = 60.0
 REQUESTS = [
     {"temperature": 0.0, "num_speculative_tokens": 3, "drafter": "model"},
@@ -34,35 +34,12 @@ LENGTH = 150
 
 @asynccontextmanager
 async def services():
-    """Two targets, a draft worker and a coordinator; ({name: Child}, restart(name), the coordinator's address)."""
-    children, flags = {}, {}
-
-    async def start(name, role, values):
-        flags[name] = (role, values)
-        children[name] = await forked.start(role, to_flags({**COMMON, **values}))
-        return await children[name].wait_ready(60)
-
-    async def restart(name):
-        role, values = flags[name]
-        port = int(children[name].address.rpartition(":")[2])
-        await children[name].stop(0.1)
-        await start(name, role, {**values, "port": port})
-
-    async with AsyncExitStack() as cleanup:
-
-        async def stop_all():
-            for child in children.values():
-                child.kill()
-                await child.stop(0.1)
-
-        cleanup.push_async_callback(stop_all)
-        targets = await asyncio.gather(
-            start("target-0", "target-worker", {"model": TARGET}), start("target-1", "target-worker", {"model": TARGET})
-        )
-        draft = await start("draft", "draft-worker", {"model": DRAFT})
+    """Two targets, a draft worker and a coordinator; (the fleet, the coordinator's address)."""
+    async with Fleet.running(**COMMON) as fleet:
+        targets = await asyncio.gather(*(fleet.start(name, "target-worker", model=TARGET) for name in TARGETS))
+        draft = await fleet.start("draft", "draft-worker", model=DRAFT)
         workers = {"target_workers": ",".join(targets), "draft_workers": draft, "peer_timeout_s": PEER_TIMEOUT_S}
-        address = await start("coordinator", "coordinator", workers)
-        yield children, restart, address
+        yield fleet, await fleet.start("coordinator", "coordinator", **workers)
 
 
 async def text_of(client, prompt, options):
@@ -74,9 +51,8 @@ async def text_of(client, prompt, options):
                 if isinstance(event, outrider.Chunk):
                     ids += event.token_ids
                 elif isinstance(event, outrider.Complete):
-                    completed, spec = True, event.speculation
-                    counted = spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens
-                    assert counted + spec.num_plain_tokens == len(ids) == event.usage.completion_tokens
+                    completed = True
+                    assert num_accounted(event.speculation) == len(ids) == event.usage.completion_tokens
     except OutriderError as error:
         return ids, error
     assert completed
@@ -95,39 +71,34 @@ async def healthy(client):
 
 async def no_sessions(client):
     async with asyncio.timeout(PATIENCE_S):
-        while True:
-            workers = (await client.server_info()).workers
-            held = [w for w in workers if w.num_sessions or w.capacity.num_sessions]
-            held += [w for w in workers if w.capacity.num_free_blocks != w.capacity.num_blocks]
-            if not held:
-                return
+        while held((await client.server_info()).workers):
             await asyncio.sleep(0.2)
 
 
-async def disturb(rng, children, restart):
+async def disturb(rng, fleet):
     """One fault, and its end."""
     kind = rng.choice(("freeze_target", "freeze_draft", "freeze_both_targets", "freeze_coordinator", "kill_target",
                        "kill_draft", "freeze_long"))  # fmt: skip
     await asyncio.sleep(rng.random() * 0.3)
     names = {
-        "freeze_target": [rng.choice(("target-0", "target-1"))],
+        "freeze_target": [rng.choice(TARGETS)],
         "freeze_long": [rng.choice(("target-0", "target-1", "draft"))],
         "freeze_draft": ["draft"],
-        "freeze_both_targets": ["target-0", "target-1"],
+        "freeze_both_targets": [*TARGETS],
         "freeze_coordinator": ["coordinator"],
-        "kill_target": [rng.choice(("target-0", "target-1"))],
+        "kill_target": [rng.choice(TARGETS)],
         "kill_draft": ["draft"],
     }[kind]
     if kind.startswith("kill"):
-        os.kill(children[names[0]].pid, signal.SIGKILL)
+        fleet.signal(names[0], signal.SIGKILL)
         await asyncio.sleep(rng.random() * 0.3)
-        await restart(names[0])
+        await fleet.restart(names[0])
         return kind
     for name in names:
-        os.kill(children[name].pid, signal.SIGSTOP)
+        fleet.signal(name, signal.SIGSTOP)
     await asyncio.sleep(3 * PEER_TIMEOUT_S if kind != "freeze_coordinator" and rng.random() < 0.5 else rng.random())
     for name in names:
-        os.kill(children[name].pid, signal.SIGCONT)
+        fleet.signal(name, signal.SIGCONT)
     return kind
 
 
@@ -143,7 +114,7 @@ async def undisturbed(client):
     return prompts, texts
 
 
-async def kill_the_coordinator(client, children, restart):
+async def kill_the_coordinator(client, fleet):
     """Every client is told; the workers free what they held for it; the next coordinator serves."""
     begun = asyncio.Event()
 
@@ -155,12 +126,12 @@ async def kill_the_coordinator(client, children, restart):
 
     running = [asyncio.create_task(stream(options)) for options in REQUESTS]
     await asyncio.wait_for(begun.wait(), PATIENCE_S)
-    os.kill(children["coordinator"].pid, signal.SIGKILL)
+    fleet.signal("coordinator", signal.SIGKILL)
     for task in running:
         with pytest.raises(OutriderError) as failure:
             await asyncio.wait_for(task, PATIENCE_S)
         assert failure.value.status == "UNAVAILABLE"
-    await restart("coordinator")
+    await fleet.restart("coordinator")
     await healthy(client)
     await no_sessions(client)
     answer = await client.complete([1, 2], max_tokens=40, num_speculative_tokens=3)
@@ -171,12 +142,12 @@ async def kill_the_coordinator(client, children, restart):
 async def test_streams_survive_or_fail_honestly():
     rng = random.Random(2)
     num_whole = 0
-    async with services() as (children, restart, address), outrider.Client(address, resume=None) as client:
+    async with services() as (fleet, address), outrider.Client(address, resume=None) as client:
         await healthy(client)
         prompts, texts = await undisturbed(client)
         for round_number in range(scaled(20, at_least=2)):
             running = [asyncio.create_task(text_of(client, p, o)) for p, o in zip(prompts, REQUESTS, strict=True)]
-            where = f"round {round_number}, {await disturb(rng, children, restart)}"
+            where = f"round {round_number}, {await disturb(rng, fleet)}"
             answers = [await task for task in running]
             await healthy(client)
             for (ids, error), prompt, options, whole in zip(answers, prompts, REQUESTS, texts, strict=True):
@@ -188,4 +159,4 @@ async def test_streams_survive_or_fail_honestly():
                 assert ids == whole, where
         assert num_whole > 0
         await no_sessions(client)
-        await kill_the_coordinator(client, children, restart)
+        await kill_the_coordinator(client, fleet)

@@ -2,29 +2,31 @@
 goes on by itself, every text is the undisturbed one, and workers keep nothing of a coordinator that is gone."""
 
 import asyncio
-import os
 import random
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import forked
 import pytest
+from accounting import held, num_accounted
 from conftest import scaled
+from faults.processes import Fleet
 from faults.soak.relay import Relay
 from stack import in_process_stack
 
 import outrider
-from outrider.cli.flags import to_flags
 from outrider.client import KeepAlive
 from outrider.serving.channel import open_channel
 from outrider.serving.worker_calls import describe
 
 TARGET = "toy:vocab=24,seed=5,pass_ms=8,blocks=2000"
 DRAFT = "toy:vocab=24,seed=5,agreement=0.9,pass_ms=1,blocks=2000"
-COMMON = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 0.6, "log_level": "warning"}
+COMMON = {"drain_grace_s": 0.6, "log_level": "warning"}
 QUICK_PINGS = {"ping_interval_ms": 500, "ping_timeout_ms": 1000}
 PATIENT = outrider.Resume(patience_s=240.0, max_losses=1000)
 """A machine may be slow; what a restart costs is not what is tested."""
+GRACE_S = 240.0
+"""As for patience: a restart comes once the old one has ended by itself."""
+COORDINATORS = ("coordinator-0", "coordinator-1")
 NUM_STREAMS = 32
 LENGTH = 240
 REQUESTS = [
@@ -35,49 +37,23 @@ REQUESTS = [
 ]
 
 
-class Fleet:
-    """Two of each role, in processes of their own; restarted ones keep their ports."""
-
-    def __init__(self):
-        self.children = {}
-        self._flags = {}
-
-    async def start(self, name, role, values):
-        self._flags[name] = (role, values)
-        self.children[name] = await forked.start(role, to_flags({**COMMON, **values}))
-        return await self.children[name].wait_ready(240)
-
-    async def restart(self, name):
-        """SIGTERM, and the next one at its address once it has gone."""
-        child, (role, values) = self.children[name], self._flags[name]
-        await child.stop(240)
-        await self.start(name, role, {**values, "port": int(child.address.rpartition(":")[2])})
-
-    def signal(self, name, number):
-        os.kill(self.children[name].pid, number)
+class Pairs(Fleet):
+    """Two of each role."""
 
     @property
     def coordinators(self):
-        return [self.children[name].address for name in ("coordinator-0", "coordinator-1")]
+        return [self.children[name].address for name in COORDINATORS]
 
 
 @asynccontextmanager
 async def running_fleet(**worker):
-    async with AsyncExitStack() as cleanup:
-        fleet = Fleet()
-
-        async def stop_all():
-            for child in fleet.children.values():
-                child.kill()
-                await child.stop(0.1)
-
-        cleanup.push_async_callback(stop_all)
+    async with Pairs.running(**COMMON) as fleet:
         started = [(role, model, i) for role, model in (("target", TARGET), ("draft", DRAFT)) for i in (0, 1)]
         addresses = await asyncio.gather(
-            *(fleet.start(f"{role}-{i}", f"{role}-worker", {"model": model, **worker}) for role, model, i in started)
+            *(fleet.start(f"{role}-{i}", f"{role}-worker", model=model, **worker) for role, model, i in started)
         )
         workers = {"target_workers": ",".join(addresses[:2]), "draft_workers": ",".join(addresses[2:])}
-        await asyncio.gather(*(fleet.start(f"coordinator-{i}", "coordinator", workers) for i in (0, 1)))
+        await asyncio.gather(*(fleet.start(name, "coordinator", **workers) for name in COORDINATORS))
         await healthy(fleet)
         yield fleet
 
@@ -93,12 +69,7 @@ async def healthy(fleet):
 async def nothing_held(address):
     """Until no worker has a session or a block of anybody's, as this coordinator sees them."""
     async with outrider.Client(address) as client, asyncio.timeout(240):
-        while True:
-            workers = (await client.server_info()).workers
-            held = [w for w in workers if w.num_sessions or w.capacity.num_sessions]
-            held += [w for w in workers if w.capacity.num_free_blocks != w.capacity.num_blocks]
-            if not held:
-                return
+        while held((await client.server_info()).workers):
             await asyncio.sleep(0.1)
 
 
@@ -127,9 +98,7 @@ async def text_of(client, prompt, options, begun=None):
             if begun is not None and len(ids) > 5:
                 begun.set()
         elif isinstance(event, outrider.Complete):
-            spec = event.speculation
-            counted = spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens
-            assert counted + spec.num_plain_tokens == len(ids) == event.usage.completion_tokens
+            assert num_accounted(event.speculation) == len(ids) == event.usage.completion_tokens
             return ids, event.num_resumes
     raise AssertionError("a stream ended without `complete`")
 
@@ -151,7 +120,7 @@ async def test_a_coordinator_is_killed_with_32_open_streams():
     async with running_fleet() as fleet, outrider.Client(fleet.coordinators, resume=PATIENT) as client:
         prompts, texts = await undisturbed(client)
         for _ in range(scaled(20, at_least=1)):
-            killed = rng.choice(("coordinator-0", "coordinator-1"))
+            killed = rng.choice(COORDINATORS)
             running = await begun_streams(client, prompts)
             await asyncio.sleep(rng.random() * 0.05)
             fleet.signal(killed, signal.SIGKILL)
@@ -159,7 +128,7 @@ async def test_a_coordinator_is_killed_with_32_open_streams():
             assert [ids for ids, _ in answers] == texts
             num_resumed = sum(num_resumes > 0 for _, num_resumes in answers)
             assert num_resumed > 0, "INCONCLUSIVE: the streams had ended"
-            await fleet.restart(killed)
+            await fleet.restart(killed, GRACE_S)
             await healthy(fleet)
             await nothing_held(fleet.coordinators[0])
 
@@ -171,7 +140,7 @@ async def test_the_only_coordinator_is_killed_and_comes_back():
         prompts, texts = await undisturbed(client)
         running = await begun_streams(client, prompts)
         fleet.signal("coordinator-0", signal.SIGKILL)
-        await fleet.restart("coordinator-0")
+        await fleet.restart("coordinator-0", GRACE_S)
         answers = await asyncio.gather(*running)
         assert [ids for ids, _ in answers] == texts
         assert any(num_resumes for _, num_resumes in answers), "INCONCLUSIVE: the streams had ended"
@@ -194,7 +163,7 @@ async def test_every_role_is_restarted_under_32_streams_and_no_request_fails():
         asking = [asyncio.create_task(keep_asking(number)) for number in range(NUM_STREAMS)]
         for _ in range(scaled(5, at_least=1)):
             for name in list(fleet.children):
-                await fleet.restart(name)
+                await fleet.restart(name, GRACE_S)
                 await healthy(fleet)
                 assert not any(task.done() for task in asking), [task for task in asking if task.done()]
         done.set()

@@ -16,15 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import forked
 import pytest
+from accounting import held, num_accounted
 from conftest import scaled
-from faults.nursery import Nursery, nursery
-from ports import free_port
+from faults.processes import Fleet
 
 import outrider
-from outrider.cli.flags import to_flags
-from outrider.cli.process import Child
 from outrider.server_info import Worker
 
 VERIFY_MS = 20
@@ -33,7 +30,7 @@ DRAFT = "toy:vocab=24,seed=5,agreement=0.9,pass_ms=2"
 NUM_DRAFT_WORKERS = 4
 LENGTH = 150
 PATIENCE_S = 120.0
-COMMON = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 0.5, "heartbeat_ms": 100, "log_level": "error"}
+COMMON = {"drain_grace_s": 0.5, "heartbeat_ms": 100, "log_level": "error"}
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.0, "num_speculative_tokens": 3},
     {"temperature": 0.0},
@@ -47,28 +44,17 @@ NUM_EQUAL = 4
 
 
 @asynccontextmanager
-async def services(**coordinator: Any) -> AsyncIterator[tuple[outrider.Client, Nursery]]:
-    """A coordinator and a target, and draft workers that are registered with nobody else."""
-    children: list[Child] = []
-
-    async def start(role: str, values: dict[str, Any]) -> str:
-        children.append(await forked.start(role, to_flags({**COMMON, **values})))
-        return await children[-1].wait_ready(PATIENCE_S)
-
-    async with nursery(**COMMON, model=DRAFT) as drafts:
-        try:
-            target, *ports = await asyncio.gather(
-                start("target-worker", {"model": TARGET}),
-                *(drafts.start(free_port()) for _ in range(NUM_DRAFT_WORKERS)),
-            )
-            workers = {"target_workers": target, "draft_workers": ",".join(f"127.0.0.1:{port}" for port in ports)}
-            values = {"peer_timeout_s": 1.0, "local_drafters": "", **workers, **coordinator}
-            async with outrider.Client(await start("coordinator", values)) as client:
-                yield client, drafts
-        finally:
-            for child in reversed(children):
-                child.kill()
-                await child.stop(0.1)
+async def services() -> AsyncIterator[tuple[outrider.Client, Fleet]]:
+    """A coordinator, a target and draft workers."""
+    async with Fleet.running(**COMMON) as fleet:
+        target, *drafts = await asyncio.gather(
+            fleet.start("target", "target-worker", model=TARGET),
+            *(fleet.start(f"draft-{i}", "draft-worker", model=DRAFT) for i in range(NUM_DRAFT_WORKERS)),
+        )
+        workers = {"target_workers": target, "draft_workers": ",".join(drafts)}
+        values = {"peer_timeout_s": 1.0, "local_drafters": "", **workers}
+        async with outrider.Client(await fleet.start("coordinator", "coordinator", **values)) as client:
+            yield client, fleet
 
 
 async def until(client: outrider.Client, condition: Callable[[list[Worker]], Any]) -> Any:
@@ -111,9 +97,7 @@ class Streams:
             assert complete is not None
             self.num_texts += 1
             self.num_failures += complete.speculation.num_draft_failures
-            told = complete.speculation
-            counted = told.num_accepted_draft_tokens + told.num_correction_tokens + told.num_bonus_tokens
-            assert counted + told.num_plain_tokens == len(ids) == LENGTH
+            assert num_accounted(complete.speculation) == len(ids) == LENGTH
             assert place >= NUM_EQUAL or ids == self.expected[place], f"{REQUESTS[place]}: another text"
 
     async def all_draft(self, running: list[asyncio.Task[None]]) -> None:
@@ -146,23 +130,15 @@ async def streams(client: outrider.Client) -> AsyncIterator[tuple[Streams, list[
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def port_of(worker: Worker) -> int:
-    return int(worker.address.rpartition(":")[2])
-
-
-def busiest(workers: list[Worker], starting: Collection[int] = ()) -> int | None:
-    """Port of the draft worker with most streams, those that are being started left out."""
-    up = [w for w in workers if w.healthy and w.num_sessions and port_of(w) not in starting]
-    return port_of(max(up, key=lambda w: w.num_sessions)) if up else None
+def busiest(workers: list[Worker], starting: Collection[str] = ()) -> str | None:
+    """Address of the draft worker with most streams, those that are being started left out."""
+    up = [w for w in workers if w.healthy and w.num_sessions and w.address not in starting]
+    return max(up, key=lambda w: w.num_sessions).address if up else None
 
 
 def nothing_held(workers: list[Worker]) -> bool:
-    """As the workers say themselves, all of which answer."""
-    return all(
-        w.healthy and not w.num_sessions and not w.capacity.num_sessions
-        and w.capacity.num_free_blocks == w.capacity.num_blocks
-        for w in workers
-    )  # fmt: skip
+    """All of them answer."""
+    return all(w.healthy for w in workers) and not held(workers)
 
 
 def report(one: Streams, kills: list[float]) -> str:
@@ -186,19 +162,20 @@ def report(one: Streams, kills: list[float]) -> str:
 @pytest.mark.slow
 async def test_texts_are_equal_whenever_a_draft_worker_is_killed() -> None:
     rng, num_kills = random.Random(3), scaled(200)
-    async with services() as (client, drafts):
+    async with services() as (client, fleet):
         async with streams(client) as (one, running):
             kills: list[float] = []
-            restarts: dict[int, asyncio.Task[int]] = {}
-            for _ in range(num_kills):
-                await one.all_draft(running)
-                starting = [port for port, restart in restarts.items() if not restart.done()]
-                port = await until(client, partial(busiest, starting=starting))
-                await asyncio.sleep(rng.random() * 2 * VERIFY_MS / 1000)
-                drafts.signal(port, signal.SIGKILL)
-                kills.append(time.perf_counter())
-                restarts[port] = asyncio.create_task(drafts.start(port))
-            await asyncio.gather(*restarts.values())
+            restarts: dict[str, asyncio.Task[None]] = {}
+            async with asyncio.TaskGroup() as restarting:
+                for _ in range(num_kills):
+                    await one.all_draft(running)
+                    starting = [address for address, restart in restarts.items() if not restart.done()]
+                    address = await until(client, partial(busiest, starting=starting))
+                    await asyncio.sleep(rng.random() * 2 * VERIFY_MS / 1000)
+                    name = fleet.at(address)
+                    fleet.signal(name, signal.SIGKILL)
+                    kills.append(time.perf_counter())
+                    restarts[address] = restarting.create_task(fleet.restart(name))
             await one.all_draft(running)
         print(report(one, kills))
         assert one.num_failures >= num_kills, f"INCONCLUSIVE: {num_kills} kills struck {one.num_failures} streams"
@@ -209,19 +186,19 @@ async def test_texts_are_equal_whenever_a_draft_worker_is_killed() -> None:
 async def test_streams_of_a_frozen_draft_worker_go_on_and_nothing_is_left_after_it() -> None:
     """It wakes up with messages to send that nobody waits for any more."""
     frozen_s = scaled(10, at_least=3)
-    async with services() as (client, drafts):
+    async with services() as (client, fleet):
         async with streams(client) as (one, running):
             for _ in range(scaled(3, at_least=1)):
                 await one.all_draft(running)
-                port = await until(client, busiest)
-                drafts.signal(port, signal.SIGSTOP)
+                address = await until(client, busiest)
+                fleet.signal(fleet.at(address), signal.SIGSTOP)
                 thaw = time.perf_counter() + frozen_s
-                await until(client, lambda workers, port=port: all(
-                    not w.healthy and not w.num_sessions for w in workers if port_of(w) == port
+                await until(client, lambda workers, address=address: all(
+                    not w.healthy and not w.num_sessions for w in workers if w.address == address
                 ))  # fmt: skip
                 await one.all_draft(running)  # others have adopted them
                 await asyncio.sleep(max(0.0, thaw - time.perf_counter()))
-                drafts.signal(port, signal.SIGCONT)
+                fleet.signal(fleet.at(address), signal.SIGCONT)
                 await until(client, lambda workers: all(w.healthy for w in workers))
         assert one.num_failures > 0, "INCONCLUSIVE: no stream had the worker that was frozen"
         await until(client, nothing_held)

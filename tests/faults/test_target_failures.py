@@ -6,29 +6,27 @@ And a request that kills the workers that compute it fails alone, after the seco
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
-import socket
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import forked
 import pytest
+from accounting import held
 from conftest import scaled
+from faults.processes import Fleet
+from ports import free_port
 
 import outrider
-from outrider.cli.flags import to_flags
-from outrider.cli.process import Child
 from outrider.errors import OutriderError
 from outrider.lm.toy import ToyModel, parse_toy
 
 TOY = "toy:vocab=24,seed=5,order=3,blocks=600"
 TARGET, DRAFT = f"{TOY},pass_ms=3", f"{TOY},agreement=0.9,pass_ms=1"
-COMMON = {"host": "127.0.0.1", "port": 0, "drain_grace_s": 1.0, "log_level": "error"}
+COMMON = {"drain_grace_s": 1.0, "log_level": "error"}
 PATIENCE_S = 120.0
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.0, "num_speculative_tokens": 3, "drafter": "model"},
@@ -42,30 +40,14 @@ LENGTH = 300
 LOST = "outrider_target_failovers_total"
 
 
-@dataclass
-class Fleet:
-    """Processes by name, and what they were started with."""
+class TargetFleet(Fleet):
+    """Targets, a draft worker, and a coordinator with metrics."""
 
-    children: dict[str, Child] = field(default_factory=dict)
-    flags: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
-    metrics_port: int = 0
+    metrics_port = 0
 
-    async def start(self, name: str, role: str, **values: Any) -> str:
-        self.flags[name] = (role, values)
-        self.children[name] = await forked.start(role, to_flags({**COMMON, **values}))
-        return await self.children[name].wait_ready(PATIENCE_S)
-
-    async def restart(self, name: str) -> None:
-        role, values = self.flags[name]
-        port = int(self.children[name].address.rpartition(":")[2])
-        await self.children[name].stop(0.1)
-        await self.start(name, role, **{**values, "port": port})
-
-    def signal(self, name: str, number: int) -> None:
-        os.kill(self.children[name].pid, number)
-
-    def running(self) -> list[str]:
-        return [name for name, child in self.children.items() if child.exit_code is None]
+    @property
+    def dead(self) -> list[str]:
+        return [name for name, child in self.children.items() if child.exit_code is not None]
 
     async def metrics(self) -> dict[str, float]:
         """Of the coordinator, by name and labels."""
@@ -78,16 +60,8 @@ class Fleet:
 @asynccontextmanager
 async def fleet(
     num_targets: int, target: str = TARGET, *, draft: bool = True, **coordinator: Any
-) -> AsyncIterator[tuple[Fleet, outrider.Client]]:
-    running = Fleet()
-    async with AsyncExitStack() as cleanup:
-
-        async def stop_all() -> None:
-            for child in running.children.values():
-                child.kill()
-                await child.stop(0.1)
-
-        cleanup.push_async_callback(stop_all)
+) -> AsyncIterator[tuple[TargetFleet, outrider.Client]]:
+    async with TargetFleet.running(**COMMON) as running:
         starts = [running.start(f"target-{i}", "target-worker", model=target) for i in range(num_targets)]
         if draft:
             starts.append(running.start("draft", "draft-worker", model=DRAFT))
@@ -103,15 +77,9 @@ async def fleet(
             **{**workers, "target_wait_s": PATIENCE_S, **coordinator},
             metrics_port=running.metrics_port,
         )
-        client = await cleanup.enter_async_context(outrider.Client(address))
-        await healthy(client, num_targets + draft)
-        yield running, client
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        async with outrider.Client(address) as client:
+            await healthy(client, num_targets + draft)
+            yield running, client
 
 
 async def healthy(client: outrider.Client, number: int) -> None:
@@ -125,9 +93,7 @@ async def nothing_held(client: outrider.Client) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             workers = [w for w in (await client.server_info()).workers if w.healthy]
-            held = [w for w in workers if w.num_sessions or w.capacity.num_sessions]
-            held += [w for w in workers if w.capacity.num_free_blocks != w.capacity.num_blocks]
-            if workers and not held:
+            if workers and not held(workers):
                 return
             await asyncio.sleep(0.05)
 
@@ -235,7 +201,7 @@ async def test_streams_of_a_frozen_target_move_or_wait_and_leave_nothing_behind(
             await asyncio.gather(*(text.reaches(10) for text in texts))
             workers = (await client.server_info()).workers
             busy = max((w for w in workers if w.role == "target"), key=lambda w: w.num_sessions).address
-            name = next(name for name, child in running.children.items() if child.address == busy)
+            name = running.at(busy)
             running.signal(name, signal.SIGSTOP)
             async with asyncio.timeout(PATIENCE_S):
                 while counted(await running.metrics(), LOST, cause="silent") <= round_number:
@@ -285,7 +251,7 @@ async def test_a_request_that_kills_two_targets_fails_alone_and_no_third_is_lost
                 await asyncio.wait_for(poison.run(client), PATIENCE_S)
             assert (failure.value.status, failure.value.reason) == ("INTERNAL", "POISONED_REQUEST")
             assert await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S) == whole
-            dead = [name for name in running.children if name not in running.running()]
+            dead = running.dead
             assert len(dead) == 2, "two died, and no third"
             await asyncio.gather(*(running.restart(name) for name in dead))
             await healthy(client, 4)
