@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from outrider.errors import PASS_FAILED, Aborted, Internal, Unavailable
 from outrider.lm.admission import Admission, post, settle
 from outrider.lm.engine_health import EngineHealth
+from outrider.lm.engine_stats import EngineStats
 from outrider.lm.forwards import fault_of, split_logits
 from outrider.lm.interface import Forward, ForwardResult, LanguageModel, PackedBatch, Program, Segment, SegmentResult, T
 from outrider.lm.job import Job
@@ -39,37 +39,6 @@ SWITCH_INTERVAL_S = 0.0005
 DEFAULT_IDLE_GRACE_S = 1.0
 MAX_WAIT_FOR_BLOCKS_S = 0.05
 """Jobs that wait for blocks look for idle sequences this often while there is nothing to compute."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Counters since the start, and what is held now."""
-
-    num_steps: int
-    num_model_calls: int
-    num_rows: int
-    num_padding_rows: int
-    """Rows the model computed beyond those asked for: 0, but for those that fill up the static steps of a GPU."""
-    num_free_blocks: int
-    """Blocks that no open sequence holds, those kept for their content included."""
-    num_blocks: int
-    num_sequences: int
-    num_waiting: int
-    num_cached_blocks: int
-    """Of the free blocks those kept for their content."""
-    num_cached_tokens: int
-    """Tokens that were not computed since the prefix cache had them."""
-    num_copied_blocks: int
-    num_preemptions: int
-    """Sequences whose blocks were taken while a forward of theirs waited or was half done."""
-    num_idle_evictions: int
-    """Sequences whose blocks were taken between their forwards."""
-    num_layer_rows: int = 0
-    """Rows of passes, each times the layers that it ran through; 0 where the model does not count them."""
-    num_promised_blocks: int = 0
-    """To open sequences for their whole lives, whether they hold them yet or not."""
-    max_promised_blocks: int = 0
-    """At once; 0: as many as are asked for."""
 
 
 class Engine:

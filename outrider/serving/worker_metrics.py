@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from outrider.lm.engine import EngineStats
+from outrider.lm.engine_stats import EngineStats
 from outrider.serving.metrics import PREFIX
 from outrider.serving.session_log import SessionCounters
 

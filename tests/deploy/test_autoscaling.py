@@ -11,7 +11,7 @@ from roles import ROLES
 
 from coordinator.metric_families import FALLBACKS, NO_PROPOSAL
 from coordinator.metrics import CoordinatorMetrics
-from outrider.lm.engine import EngineStats
+from outrider.lm.engine_stats import EngineStats
 from outrider.serving.metrics import Reading, new_registry
 from outrider.serving.session_log import SessionCounters
 from outrider.serving.worker_metrics import worker_families
