@@ -217,14 +217,13 @@ class TargetSession:
 
     def _own_round(self, drafter: str, num_draft_tokens: int, tree_parents: Sequence[int]) -> Program[Verdict]:
         """A round over drafts of the worker's own; a plain one where nothing is wanted or drafted."""
-        own = NOTHING_DRAFTED
-        if num_draft_tokens:
-            if not self.sequence.token_ids:  # the opening was deferred: drafters read what an earlier pass left
-                yield from self._compute_prefix(len(self.log.ids))
-            own = yield from self._own.draft(drafter, num_draft_tokens, self.sequence, tree_parents)
-        proposal = self._shorten(own.proposal)
-        own = dataclasses.replace(own, proposal=proposal)
-        return (yield from self._round(proposal, time.perf_counter_ns(), own.fault, own))
+        if not num_draft_tokens:
+            return (yield from self._round(EMPTY, time.perf_counter_ns()))
+        if not self.sequence.token_ids:  # the opening was deferred: drafters read what an earlier pass left
+            yield from self._compute_prefix(len(self.log.ids))
+        own = yield from self._own.draft(drafter, num_draft_tokens, self.sequence, tree_parents)
+        own = dataclasses.replace(own, proposal=self._shorten(own.proposal))
+        return (yield from self._round(own.proposal, time.perf_counter_ns(), own.fault, own))
 
     def _compute_prefix(self, num_rows: int, *, background: bool = False) -> Program[None]:
         """All committed tokens but the last, so many rows at a time."""
