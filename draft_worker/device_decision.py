@@ -48,8 +48,8 @@ class DraftDecision:
     @property
     def can_chain(self) -> bool:
         """Whether a draft depends on the one before through its logits and its position only."""
-        masks_stops = bool(self.stopping.min_tokens and self.stopping.stop_token_ids)
-        return self.params.decides_by_match and not self.params.needs_history and not masks_stops
+        params = self.params
+        return params.decides_by_match and not params.needs_history and not self.stopping.masks_stops
 
     def read(self, line: np.ndarray) -> tuple[int | None, SparseQ | None]:
         """line: float64[w] -> the token, or the q to draw it from. Raises Internal on a row that cannot be read."""

@@ -82,8 +82,7 @@ class DraftAhead:
         self._drafter = drafter
         self._num_in_step = 0
         self._outlook: Outlook = MatchOutlook() if log.sampling.decides_by_match else RatioOutlook()
-        masks_stops = bool(log.stopping.min_tokens and log.stopping.stop_token_ids)
-        self._reads_history = log.sampling.needs_history or masks_stops
+        self._reads_history = log.sampling.needs_history or log.stopping.masks_stops
         """Whether a branch's own tokens change what may follow them."""
         self._row_cost = RowCost()
         self._chance = Chance()

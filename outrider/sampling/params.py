@@ -116,3 +116,8 @@ class StoppingParams:
     max_tokens: int
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def masks_stops(self) -> bool:
+        """Whether a text may not end with a stop token at first."""
+        return self.min_tokens > 0 and bool(self.stop_token_ids)

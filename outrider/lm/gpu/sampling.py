@@ -42,12 +42,7 @@ class RowContext:
     def is_plain(self) -> bool:
         """Whether logits stay as they are."""
         params = self.params
-        masks = (
-            params.allowed_token_ids
-            or params.bad_words
-            or params.grammar
-            or (self.stopping.min_tokens and self.stopping.stop_token_ids)
-        )
+        masks = params.allowed_token_ids or params.bad_words or params.grammar or self.stopping.masks_stops
         return not (params.logit_bias or params.has_penalties or masks)
 
 
