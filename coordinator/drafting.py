@@ -11,12 +11,12 @@ from typing import Protocol
 from coordinator.branches import Foretold
 from coordinator.draft_link import DraftLate, DraftLink
 from coordinator.fleet.standing import QUARANTINED, Conduct
-from coordinator.gamma.median import Median
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.peer import FLOODED, NOT_UNDERSTOOD
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
 from outrider.errors import DRAINING, Aborted, Internal, OutriderError, Unavailable
+from outrider.median import Median
 from outrider.server_info import DraftRounds
 from outrider.serving.messages import DraftOpening, Verdict
 from outrider.serving.session_calls import SealedProposal

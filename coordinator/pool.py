@@ -15,7 +15,6 @@ from coordinator.fleet.standing import Conduct
 from coordinator.fleet.worker import WorkerRecord
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.fixed import FixedGamma
-from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, GammaPolicy
 from coordinator.gamma.shared import PairEstimates, SharedEstimates
 from coordinator.gamma.told import draft_candidates, target_candidates, tell
@@ -25,6 +24,7 @@ from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink
 from outrider.errors import OutriderError, Unavailable
+from outrider.median import Median
 from outrider.server_info import DraftRounds
 from outrider.serving import session_calls as wire
 from outrider.serving.worker_calls import describe

@@ -15,7 +15,6 @@ from contextlib import aclosing
 from typing import Protocol
 
 from coordinator.failover import DEADLY, FAILED, Failover, cause_of
-from coordinator.gamma.median import Median
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.session_errors import in_request_terms
 from coordinator.standby import Standby
@@ -24,6 +23,7 @@ from coordinator.suspicion import TRIAL_TOKENS, Suspicion
 from coordinator.target_link import BAD_VERDICT, TargetLink, Timed
 from coordinator.verdict_check import fault_of
 from outrider.errors import Internal, OutriderError, Unavailable
+from outrider.median import Median
 from outrider.serving.messages import TargetOpening
 from outrider.serving.session_calls import SealedProposal
 

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from outrider.median import Median
+
 TEMPERATURES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.5)
 """Of a match: how far the target's scores are from the draft's, as a temperature of the draft's own."""
 START_TEMPERATURE = 0.5
@@ -187,12 +189,12 @@ class RowCost:
     by medians, so that one slow pass moves nothing."""
 
     def __init__(self) -> None:
-        self._one_ms: deque[float] = deque(maxlen=NUM_PASSES)
+        self._one_ms = Median(NUM_PASSES)
         self._many: deque[tuple[int, float]] = deque(maxlen=NUM_PASSES)
 
     def observe(self, num_rows: int, ms: float) -> None:
         if num_rows == 1:
-            self._one_ms.append(ms)
+            self._one_ms.add(ms)
         else:
             self._many.append((num_rows, ms))
 
@@ -201,7 +203,7 @@ class RowCost:
         """0 until passes of one and of more rows were seen."""
         if not self._one_ms or not self._many:
             return 0.0
-        one_ms = median(self._one_ms)
+        one_ms = self._one_ms.value()
         return max(0.0, median((ms - one_ms) / (num_rows - 1) for num_rows, ms in self._many))
 
 

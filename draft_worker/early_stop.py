@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from outrider.drafting.proposal import Proposal
-from outrider.drafting.ratio_stop import ChainStop, DraftTime, EarlyStop, Judged, Price
+from outrider.drafting.ratio_stop import NUM_DRAFT_TIMES, ChainStop, EarlyStop, Judged, Price
+from outrider.median import Median
 from outrider.sampling.params import AcceptanceRule, SamplingParams
 
 MAX_SCOPES = 1024
@@ -23,7 +24,7 @@ class StopMemory:
 
     def __init__(self) -> None:
         self._scopes: OrderedDict[Hashable, EarlyStop] = OrderedDict()
-        self.draft_time = DraftTime()
+        self.draft_ms = Median(NUM_DRAFT_TIMES)
         """Of a draft of any stream."""
 
     def prior(self, scope: Hashable) -> EarlyStop:
@@ -52,7 +53,7 @@ class SessionStop:
 
     def chain(self, drafter: str) -> ChainStop | None:
         """Of the next proposal."""
-        return None if self.price is None else self._of(drafter).chain(self.price, self._memory.draft_time.ms)
+        return None if self.price is None else self._of(drafter).chain(self.price, self._memory.draft_ms.value())
 
     def has_row(self) -> None:
         """The first row of a proposal."""
@@ -69,7 +70,7 @@ class SessionStop:
 
     def drafted(self, ms: float) -> None:
         """A further draft, and what it took."""
-        self._memory.draft_time.observe(ms)
+        self._memory.draft_ms.add(ms)
 
     def proposed(self, prefix_hash: int, drafter: str, chain: ChainStop) -> None:
         """The chain will be judged, if it is verified."""

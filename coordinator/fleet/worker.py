@@ -13,9 +13,9 @@ import grpc
 
 from coordinator.fleet.deaths import Deaths
 from coordinator.fleet.limits import Foreign, Limits, limits_of
-from coordinator.gamma.median import Median
 from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
+from outrider.median import Median
 from outrider.server_info import DraftRounds
 from outrider.serving.tls import WORKER_NAMES, Dialer
 from outrider.serving.worker_calls import WorkerDescription, describe, is_serving, watch_serving

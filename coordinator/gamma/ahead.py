@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator.gamma.median import Median
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, RoundReport
+from outrider.median import Median
 from outrider.serving.messages import AheadWish
 
 if TYPE_CHECKING:

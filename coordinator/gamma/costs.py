@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from coordinator.gamma.ahead import AheadCosts
-from coordinator.gamma.median import Median
 from coordinator.gamma.policy import HIT, LATE, Candidate, RoundReport
 from coordinator.gamma.price import Load
 from outrider.drafting.tree import depths
+from outrider.median import Median
 
 MIN_MS = 1e-6
 MIN_MEASURED = 3

@@ -17,8 +17,8 @@ many are on their way in for each of them (Little's law).
 
 from __future__ import annotations
 
-from coordinator.gamma.median import Median
 from coordinator.gamma.pass_wait import PassWait
+from outrider.median import Median
 
 MIN_WINDOW, REPORTS_A_STREAM = 20, 8
 """Reports that means are taken over: so many of each stream at the target, as plain runs are told of seldom."""

@@ -17,7 +17,8 @@ from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
 from coordinator.simulator.engine import Clock, Device, Engine, PassCost, Work
 from coordinator.simulator.texts import Text
 from coordinator.simulator.world import World
-from outrider.drafting.ratio_stop import ChainStop, DraftTime, EarlyStop
+from outrider.drafting.ratio_stop import NUM_DRAFT_TIMES, ChainStop, EarlyStop
+from outrider.median import Median
 
 MODEL = Candidate("model")
 CREDIT_TOKENS = 64
@@ -105,7 +106,7 @@ class Simulation:
         self._on_round = on_round
         self._rng = random.Random(seed)
         self._stops = EarlyStop()
-        self._draft_time = DraftTime()
+        self._draft_ms = Median(NUM_DRAFT_TIMES)
         self._rounds: Counter[int] = Counter()
         self._tokens: Counter[int] = Counter()
         devices = [Device() for _ in range(world.num_targets)]
@@ -192,7 +193,7 @@ class Simulation:
 
         def done(work: Work) -> None:
             stream.draft_ms, stream.draft_queue_ms = self.clock.now - work.arrived, work.queue_ms
-            self._draft_time.observe(stream.draft_ms / num_passes)
+            self._draft_ms.add(stream.draft_ms / num_passes)
             self.clock.after(stream.draft_rtt_ms / 2, self._ask_target, stream)
 
         stream.draft.submit(Work(1, num_passes, context, done))
@@ -203,7 +204,7 @@ class Simulation:
         stream.chain, stream.num_drafts = None, num_wanted
         if price is None:
             return num_wanted
-        stream.chain = chain = stream.stop.chain(price, self._draft_time.ms)
+        stream.chain = chain = stream.stop.chain(price, self._draft_ms.value())
         num_drafts = 0
         while num_drafts < num_wanted and chain.wants_row():
             if not chain.wants_draft(stream.text.confidence(stream.place + num_drafts)):

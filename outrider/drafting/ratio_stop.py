@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)
 """Between bins of confidence."""
@@ -41,6 +39,7 @@ PROBE_EVERY = 24
 """Of the ends that are due, one in so many is put off by a draft, so that what follows stays known."""
 MAX_LOG_ODDS = 6.0
 NUM_DRAFT_TIMES = 16
+"""Drafts whose median tells what one takes a worker as of late, its wait for the engine included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +90,6 @@ class Calibration:
         kept = 1 - (1 - DECAY) * weight
         self._curvature[evidence] = kept * self._curvature[evidence] + weight * chance * (1 - chance)
         self._shift[evidence] += weight * (accepted - chance) / self._curvature[evidence]
-
-
-class DraftTime:
-    """What a draft takes one worker as of late, its wait for the engine included."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=NUM_DRAFT_TIMES)
-        self._median: float | None = 0.0
-
-    def observe(self, ms: float) -> None:
-        self._last.append(ms)
-        self._median = None
-
-    @property
-    def ms(self) -> float:
-        """0 before the first."""
-        if self._median is None:
-            self._median = median(self._last)
-        return self._median
 
 
 class EarlyStop:

@@ -83,7 +83,7 @@ def test_tenants_and_rules_learn_apart_and_what_a_draft_takes_is_known_to_all() 
     memory = StopMemory()
     one, two = SamplingParams(seed=1), SamplingParams(temperature=0.0)
     SessionStop(memory, "a", one).drafted(4.0)
-    assert memory.draft_time.ms == 4.0
+    assert memory.draft_ms.value() == 4.0
     scopes = [("model", tenant, kind) for tenant in "ab" for kind in ("sampled", "greedy")]
     assert len({id(memory.prior(scope)) for scope in scopes}) == 4
     stop = SessionStop(memory, "a", two)
