@@ -23,11 +23,10 @@ from coordinator.peer import WORKER_LOST, WORKER_SILENT, Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.target_link import TargetLink
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import Unavailable
 from outrider.median import Median
 from outrider.server_info import DraftRounds
 from outrider.serving import session_calls as wire
-from outrider.serving.worker_calls import describe
 from outrider.settings import CoordinatorSettings
 
 LAST_PROBE_S = 2.0
@@ -90,18 +89,13 @@ class SessionPool:
             max_draft_tokens=request.max_draft_tokens,
         )
         self._prefixes.remember(keys, worker.address)
-        if worker.description is not None:
-            self._numerics[stream] = worker.description.model.numerics_fingerprint
-        call = wire.target_call(worker.channel, self._timeout_s(stream), worker.metadata)
-        peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
+        numerics = self._numerics[stream] = worker.told.model.numerics_fingerprint
         states, reads = "", stream.features.read_states
         if request.max_draft_tokens:
             states = self._directory.wanted_features(request.model, worker, request.drafter, reads)
-        num_blocks = self._promised_blocks(stream, worker)
-        incarnation = worker.description.incarnation if worker.description is not None else ""
-        numerics = self._numerics.get(stream, "")
+        peer, incarnation = self._target_peer(stream, worker), worker.told.incarnation
         link = TargetLink(peer, worker.address, stream.log, stream.features, states, incarnation, numerics)
-        return self._enlist(link, worker, num_blocks)
+        return self._enlist(link, worker, worker.num_blocks_of(request.num_cached_tokens))
 
     def has_draft(self, stream: Stream, avoid: frozenset[str]) -> bool:
         return self._directory.pick_draft(stream.request.model, stream.request.drafter, avoid) is not None
@@ -109,25 +103,18 @@ class SessionPool:
     def connect_draft(self, stream: Stream, avoid: frozenset[str] = frozenset()) -> DraftLink | None:
         request = stream.request
         worker = self._directory.pick_draft(request.model, request.drafter, avoid)
-        if worker is None or worker.description is None:
+        if worker is None:
             return None
         call = wire.draft_call(worker.channel, self._timeout_s(stream), worker.metadata)
         peer = self._peer(call, wire.read_draft, worker, wire.DRAFT_HEARTBEAT)
-        states = next(iter(worker.description.drafter_features.values()), "")
+        states = next(iter(worker.told.drafter_features.values()), "")
         feed = FeatureFeed(stream.features, peer, states, request.model_fingerprint)
-        conduct = Conduct(self._directory.standing(worker), worker.description.incarnation)
+        conduct = Conduct(self._directory.standing(worker), worker.told.incarnation)
         return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead, conduct), worker)
 
     async def has_died(self, link: TargetLink) -> bool:
         """Whether the process behind a link that is lost answers no more."""
-        try:
-            worker = self._sessions[link]
-            found = await describe(
-                worker.channel, without_tokenizer=True, timeout_s=LAST_PROBE_S, metadata=worker.metadata
-            )
-        except OutriderError:
-            return True
-        return found.incarnation != link.incarnation
+        return not await self._sessions[link].answers_as(link.incarnation, LAST_PROBE_S)
 
     def num_other_deaths(self, incarnations: Collection[str]) -> int:
         """Workers lost of late, besides these, that no stream is known to have killed."""
@@ -146,9 +133,7 @@ class SessionPool:
             numerics=numerics,
             num_cached_tokens=request.num_cached_tokens,
         )
-        call = wire.target_call(worker.channel, self._timeout_s(stream), worker.metadata)
-        peer = self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
-        link = TargetLink(peer, worker.address, stream.log, FeatureRelay(), "")
+        link = TargetLink(self._target_peer(stream, worker), worker.address, stream.log, FeatureRelay(), "")
         return self._enlist(link, worker)  # its blocks are as good as others': they are promised to no stream that runs
 
     def next_change(self) -> asyncio.Event:
@@ -171,12 +156,12 @@ class SessionPool:
         return self._sessions[link].num_sessions
 
     def draft_candidates(self, link: DraftLink) -> tuple[Candidate, ...]:
-        description = self._sessions[link].description
-        reads = description.drafter_features if description is not None else {}
-        return tuple(c for c in draft_candidates(description) if link.features.comes or not reads.get(c.name))
+        told = self._sessions[link].told
+        reads = told.drafter_features
+        return tuple(c for c in draft_candidates(told) if link.features.comes or not reads.get(c.name))
 
     def target_candidates(self, link: TargetLink) -> tuple[Candidate, ...]:
-        return tuple(target_candidates(self._sessions[link].description))
+        return tuple(target_candidates(self._sessions[link].told))
 
     def proposal_ms(self, link: DraftLink) -> Median:
         return self._sessions[link].proposal_ms
@@ -193,8 +178,7 @@ class SessionPool:
     def _tell(self, shared: PairEstimates, request: ResolvedRequest) -> None:
         """What workers have measured, for where nothing was measured here."""
         for worker in self._directory.healthy(request.model):
-            if worker.description is not None:
-                tell(shared, worker.description, num_context_tokens=len(request.prompt_ids))
+            tell(shared, worker.told, num_context_tokens=len(request.prompt_ids))
 
     def _enlist(self, link: Any, worker: WorkerRecord, num_blocks: int = 0) -> Any:
         self._sessions[link] = worker
@@ -203,15 +187,14 @@ class SessionPool:
         worker.num_promised_blocks += num_blocks
         return link
 
-    @staticmethod
-    def _promised_blocks(stream: Stream, worker: WorkerRecord) -> int:
-        limits = worker.limits()
-        return limits.promised(stream.request.num_cached_tokens) // limits.block_size
-
     def _timeout_s(self, stream: Stream) -> float | None:
         if stream.deadline is None:
             return None
         return max(0.0, stream.deadline - asyncio.get_running_loop().time())
+
+    def _target_peer(self, stream: Stream, worker: WorkerRecord) -> Peer:
+        call = wire.target_call(worker.channel, self._timeout_s(stream), worker.metadata)
+        return self._peer(call, wire.read_target, worker, wire.TARGET_HEARTBEAT)
 
     def _peer(self, call: Any, read: Callable[[Any], Any], worker: WorkerRecord, heartbeat: Any) -> Peer:
         return Peer(

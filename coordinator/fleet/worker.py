@@ -118,8 +118,12 @@ class WorkerRecord:
         return (
             num_cached_tokens < self.told.model.context_length
             and max_draft_tokens <= capacity.max_draft_tokens
-            and -(-num_cached_tokens // max(1, capacity.block_size)) <= capacity.num_blocks
+            and self.num_blocks_of(num_cached_tokens) <= capacity.num_blocks
         )
+
+    def num_blocks_of(self, num_cached_tokens: int) -> int:
+        """What a stream that caches so many tokens at most is promised there, as a target."""
+        return -(-num_cached_tokens // max(1, self.told.capacity.block_size))
 
     def suspect(self) -> None:
         """A stream lost this worker: no new ones until it has answered again, which is asked at once."""
@@ -131,6 +135,14 @@ class WorkerRecord:
 
     def probe_now(self) -> None:
         self._kicked.set()
+
+    async def answers_as(self, incarnation: str, timeout_s: float) -> bool:
+        """Whether that process still answers there."""
+        try:
+            found = await self._describe(without_tokenizer=True, timeout_s=timeout_s)
+        except OutriderError:
+            return False
+        return found.incarnation == incarnation
 
     async def close(self) -> None:
         tasks = (self._watcher, self._listener, *self._retired)
@@ -195,12 +207,12 @@ class WorkerRecord:
     async def _probe(self) -> tuple[bool, str]:
         try:
             known, timeout_s = self.description, self._probe_timeout_s
-            found = await self._describe(without_tokenizer=known is not None)
+            found = await self._describe(without_tokenizer=known is not None, timeout_s=timeout_s)
             self._deaths.answers(found.incarnation)
             if known is not None and found.incarnation != known.incarnation:
                 if self.answers:
                     self._deaths.lost(known.incarnation)
-                known, found = None, await self._describe(without_tokenizer=False)
+                known, found = None, await self._describe(without_tokenizer=False, timeout_s=timeout_s)
             if known is None:
                 self.draining = False
                 self.text = await asyncio.to_thread(build_text_tools, found.model)
@@ -219,12 +231,9 @@ class WorkerRecord:
         except Exception as error:  # a tokenizer or template of any library's making
             return False, f"its tokenizer or chat template cannot be read: {error}"
 
-    async def _describe(self, *, without_tokenizer: bool) -> WorkerDescription:
+    async def _describe(self, *, without_tokenizer: bool, timeout_s: float) -> WorkerDescription:
         return await describe(
-            self.channel,
-            without_tokenizer=without_tokenizer,
-            timeout_s=self._probe_timeout_s,
-            metadata=self.metadata,
+            self.channel, without_tokenizer=without_tokenizer, timeout_s=timeout_s, metadata=self.metadata
         )
 
 
