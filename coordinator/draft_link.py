@@ -299,9 +299,7 @@ class DraftLink:
             self._take_branches(message)
         elif isinstance(message, wire.Lagging):
             del (self._covered or self._awaited)[:1]
-            assert self._opening is not None
-            fits = message.header.epoch == self._opening.epoch and self._log.holds(message.header)
-            self._sent_length = message.header.base_length if fits else None
+            self._sent_length = message.header.base_length if self._fits(message.header) else None
             if self._is_foreign(message.header):
                 self.conduct.bad("is at another text")
         self._count_outstanding()
@@ -310,19 +308,21 @@ class DraftLink:
         if self._broken is not None:
             raise self._broken
 
+    def _fits(self, header: Header) -> bool:
+        """Of what is or was the log, as the worker was told it last."""
+        assert self._opening is not None
+        return header.epoch == self._opening.epoch and self._log.holds(header)
+
     def _is_foreign(self, header: Header) -> bool:
         """Of no text that this session has ever had. Answers of an earlier epoch may still be on their way."""
         assert self._opening is not None
-        return header.epoch >= self._opening.epoch and not (
-            header.epoch == self._opening.epoch and self._log.holds(header)
-        )
+        return header.epoch >= self._opening.epoch and not self._fits(header)
 
     def _take_branches(self, message: wire.Branched) -> None:
         """Those that were asked for, on top of what is or was the log."""
         self._count_cancelled(message)
         self.last_build_ms = (message.queue_us + message.compute_us) / 1000
-        assert self._opening is not None
-        fits = message.header.epoch == self._opening.epoch and self._log.holds(message.header)
+        fits = self._fits(message.header)
         kept = {
             prefix_hash: proposal
             for prefix_hash, proposal in message.proposals.items()
