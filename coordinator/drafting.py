@@ -201,12 +201,13 @@ class DraftSide:
             self._lose(error, elapsed_ms / 1000)
             return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         elapsed_ms = 1000 * (time.perf_counter() - started)
+        network_ms = max(0.0, elapsed_ms - proposal.draft_ms)
         self._count_dropped(link)
         if link.is_cut:
             history.add(elapsed_ms / num_units)
             if link.vain_wait_s:
                 breaker.failed(time.monotonic(), link.vain_wait_s, self._pool.num_streams(link))
-            return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000))
+            return Drafted(proposal, network_ms)
         breaker.succeeded(time.monotonic())
         if link.ahead_counts.num_hits > num_hits:
             return Drafted(proposal, ahead=LATE, branch_wait_ms=elapsed_ms, build_ms=link.last_build_ms)
@@ -214,7 +215,7 @@ class DraftSide:
             history.add(elapsed_ms / (1 + proposal.num_draft_tokens))
         ahead = MISS if is_expected else ""
         link.ahead_counts.num_misses += is_expected
-        return Drafted(proposal, max(0.0, elapsed_ms - (proposal.queue_us + proposal.compute_us) / 1000), ahead=ahead)
+        return Drafted(proposal, network_ms, ahead=ahead)
 
     def judge(self, verdict: Verdict, num_drafts: int) -> None:
         """How the target found the first `num_drafts` drafts, the worker's: it will be told with the next message."""
@@ -225,7 +226,7 @@ class DraftSide:
         """A round that asked the worker, once it is over; `num_drafts` of its drafts were verified. One that lost the
         worker is counted as a failure, not here."""
         if self._link is not None:
-            wait_ms = drafted.wait_ms + (0.0 if drafted.ahead == HIT else drafted.proposal.queue_us / 1000)
+            wait_ms = drafted.wait_ms + (0.0 if drafted.ahead == HIT else drafted.proposal.queue_ms)
             num_accepted = min(num_accepted, num_drafts)
             self._pool.count_round(self._link, DraftRounds(1, round_ms, wait_ms, num_drafts, num_accepted))
 

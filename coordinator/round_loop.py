@@ -191,13 +191,13 @@ class RoundLoop:
                 soft_acceptances=verdict.soft_acceptances,
                 parents=() if verdict.proposal_fault else drafted.proposal.parents,
                 ended=self._stream.finished,
-                draft_ms=(drafted.proposal.queue_us + drafted.proposal.compute_us) / 1000,
+                draft_ms=drafted.proposal.draft_ms,
                 draft_network_ms=drafted.network_ms,
                 verify_ms=timed.queue_ms + timed.work_ms,
                 verify_network_ms=timed.network_ms,
                 wait_ms=drafted.wait_ms,
                 round_ms=round_ms,
-                draft_queue_ms=drafted.proposal.queue_us / 1000,
+                draft_queue_ms=drafted.proposal.queue_ms,
                 verify_queue_ms=timed.queue_ms,
                 target=timed.target,
                 num_batch_rows=verdict.num_batch_rows,
@@ -291,9 +291,8 @@ class RoundLoop:
             round_ms=round_ms,
         )
         verdict, statistics = timed.verdict, self._stream.statistics
-        draft_ms = (proposal.queue_us + proposal.compute_us) / 1000
         network_ms = timed.network_ms + drafted.network_ms
-        statistics.draft_ms += draft_ms
+        statistics.draft_ms += proposal.draft_ms
         statistics.verify_ms += timed.work_ms
         statistics.network_ms += network_ms
         statistics.num_proposal_bytes += 2 * proposal.num_bytes
@@ -311,7 +310,7 @@ class RoundLoop:
                 num_draft_tokens=verdict.num_draft_tokens,
                 num_accepted_draft_tokens=chunk.origins.count(Origin.ACCEPTED),
                 drafter=proposal.drafter,
-                draft_ms=draft_ms,
+                draft_ms=proposal.draft_ms,
                 verify_ms=timed.work_ms,
                 network_ms=network_ms,
                 queue_ms=timed.queue_ms,
@@ -324,7 +323,7 @@ class RoundLoop:
                 soft_acceptances=verdict.soft_acceptances,
                 price_tokens_per_ms=price.tokens_per_ms if price is not None else 0.0,
                 row_price_tokens=price.row_tokens if price is not None else 0.0,
-                draft_queue_ms=proposal.queue_us / 1000,
+                draft_queue_ms=proposal.queue_ms,
                 draft_network_ms=drafted.network_ms,
                 start_ms=1000 * (committing - self._arrived) - round_ms,
                 num_tokens=len(chunk.token_ids),

@@ -44,6 +44,16 @@ class SealedProposal:
     message: Any = None
 
     @property
+    def queue_ms(self) -> float:
+        """Before its drafter's turn."""
+        return self.queue_us / 1000
+
+    @property
+    def draft_ms(self) -> float:
+        """All of the worker's time, its queue included."""
+        return (self.queue_us + self.compute_us) / 1000
+
+    @property
     def parents(self) -> tuple[int, ...]:
         """As in `Proposal`; empty: a chain."""
         return tuple(parent - 1 for parent in self.message.parents) if self.is_tree else ()
