@@ -4,18 +4,16 @@ Ctrl-D or /exit ends the chat."""
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from outrider.cli.chat_session import Messages, Session
 from outrider.cli.connect import connect
-from outrider.cli.console import describe_failure, err, out, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables, with_parameters
+from outrider.cli.console import describe_failure, err, out, print_error, reporting_errors
+from outrider.cli.flags import own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, given_options, request_parameters
 from outrider.cli.palette import Colour, choose_colour, legend, system_of
 from outrider.client import Client
@@ -29,21 +27,19 @@ HELP_TEXT = (
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    keyword_only = inspect.Parameter.KEYWORD_ONLY
-    system = Annotated[str, typer.Option("--system", help="System message.")]
-    stats = Annotated[bool, typer.Option("--stats", help="Say after each answer how it was speculated.")]
-    parameters = [
-        inspect.Parameter("address", keyword_only, default=DEFAULT_ADDRESS, annotation=Address),
-        inspect.Parameter("system", keyword_only, default="", annotation=system),
-        inspect.Parameter("stats", keyword_only, default=False, annotation=stats),
-        inspect.Parameter("colour", keyword_only, default=True, annotation=Colour),
-        *request_parameters(),
-    ]
+    parameters = [*own_parameters(_command), *request_parameters()]
     help_text = "Talk with the model of a running coordinator. Ctrl-C stops only the answer."
     app.command("chat", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
 
 
-def _command(*, address: str, system: str, stats: bool, colour: bool, **given: Any) -> None:
+def _command(
+    *,
+    address: Address = DEFAULT_ADDRESS,
+    system: Annotated[str, typer.Option("--system", help="System message.")] = "",
+    stats: Annotated[bool, typer.Option("--stats", help="Say after each answer how it was speculated.")] = False,
+    colour: Colour = True,
+    **given: Any,
+) -> None:
     with reporting_errors(), asyncio.Runner() as runner:
         refuse_unknown_variables()
         choose_colour(colour)
@@ -91,7 +87,8 @@ def _run(runner: asyncio.Runner, task: Coroutine[Any, Any, str | None]) -> None:
     except KeyboardInterrupt:
         out.print("\n[dim](stopped)[/]")
     except OutriderError as error:
-        err.print(f"\n[bold red]error:[/] {escape(describe_failure(error)[0])}")
+        err.print()
+        print_error(describe_failure(error)[0])
     else:
         if told:
             err.print(told, style="dim", markup=False)

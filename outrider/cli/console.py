@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.settings import PREFIX
@@ -31,6 +32,8 @@ _EXTRAS = {
     "uvicorn": "gateway",
 }
 """By a module that may be missing, the extra that brings it."""
+OnProgress = Callable[[str, float | None], None]
+"""What is being done now, and how far it is in 0 to 1 (None: unknown)."""
 PROGRESS_INTERVAL_S = 3.0
 """Without a terminal, progress is told this often at most."""
 
@@ -52,9 +55,14 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def print_error(message: str) -> None:
+    """On stderr."""
+    err.print(Text.assemble(("error:", "bold red"), f" {message}"))
+
+
 def fail(message: str, code: int = EXIT_FAILURE) -> NoReturn:
     """One line on stderr, then the end."""
-    err.print(f"[bold red]error:[/] {_escape(message)}")
+    print_error(message)
     raise SystemExit(code)
 
 
@@ -101,13 +109,9 @@ def _describe_field(fault: Any) -> str:
     return f"--{name.replace('_', '-')} ({PREFIX}{name.upper()}) is {fault['input']!r}: {message}"
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
-
-
 @contextmanager
-def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
-    """A bar on stderr. The yielded function takes what is being done now and how far it is in 0 to 1 (None: unknown).
+def progress(description: str) -> Iterator[OnProgress]:
+    """A bar on stderr.
 
     Without a terminal it prints a line when the text has changed, every few seconds at most.
     """

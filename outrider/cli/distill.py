@@ -8,7 +8,15 @@ import typer
 from rich.table import Table
 
 from outrider.cli.console import out, print_json, progress, reporting_errors
-from outrider.cli.flags import VARIABLES_RULE, PlainHelp, keyword, read_settings, settings_parameters, with_parameters
+from outrider.cli.flags import (
+    VARIABLES_RULE,
+    PlainHelp,
+    own_parameters,
+    read_settings,
+    settings_parameters,
+    with_parameters,
+)
+from outrider.cli.options import Json
 from outrider.settings import DistillSettings
 
 
@@ -22,11 +30,10 @@ def register(app: typer.Typer) -> None:
         epilog=VARIABLES_RULE,
         rich_help_panel="Use",
     )
-    as_json = typer.Option("--json", help="Print for machines: JSON on stdout.")
-    add(with_parameters(_run, [*settings_parameters(DistillSettings), keyword("as_json", bool, as_json, False)]))
+    add(with_parameters(_run, [*settings_parameters(DistillSettings), *own_parameters(_run)]))
 
 
-def _run(*, as_json: bool, **given: Any) -> None:
+def _run(*, as_json: Json = False, **given: Any) -> None:
     with reporting_errors():
         settings = read_settings(DistillSettings, given)
         from outrider.distill.pipeline import distill

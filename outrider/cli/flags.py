@@ -7,7 +7,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
 import typer
@@ -61,11 +61,22 @@ def keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.P
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
+def own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The keywords that the function itself declares, as typer reads them; `**given` is left to others."""
+    hints = get_type_hints(function, include_extras=True)
+    declared = inspect.signature(function).parameters.values()
+    return [one.replace(annotation=hints[one.name]) for one in declared if one.kind is one.KEYWORD_ONLY]
+
+
 def with_parameters(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
     """`function(**values)` with the signature that typer shall see."""
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in parameters}
-    return function
+
+    def command(**values: Any) -> Any:
+        return function(**values)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def settings_parameters(cls: type[BaseSettings]) -> list[inspect.Parameter]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import sys
 from collections.abc import Set
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 
 from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables, with_parameters
+from outrider.cli.flags import own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import InvalidArgument, OutriderError
@@ -27,29 +26,25 @@ NO_DRAFT_WORKER = "no-draft-worker"
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    keyword_only = inspect.Parameter.KEYWORD_ONLY
-    text = Annotated[str, typer.Argument(help="The prompt; `-` reads it from stdin.")]
-    chat = Annotated[bool, typer.Option("--chat/--raw", help="Use the model's chat template, or the bare text.")]
-    record = Annotated[
-        Path | None,
-        typer.Option("--record", help="Write a record of it into this file, for `outrider audit`.", show_default=False),
-    ]
-    stats = Annotated[bool, typer.Option("--stats", help="Say afterwards how it was speculated.")]
-    parameters = [
-        inspect.Parameter("prompt", keyword_only, annotation=text),
-        inspect.Parameter("address", keyword_only, default=DEFAULT_ADDRESS, annotation=Address),
-        inspect.Parameter("chat", keyword_only, default=False, annotation=chat),
-        inspect.Parameter("stats", keyword_only, default=False, annotation=stats),
-        inspect.Parameter("record", keyword_only, default=None, annotation=record),
-        inspect.Parameter("as_json", keyword_only, default=False, annotation=Json),
-        *request_parameters(),
-    ]
+    parameters = [*own_parameters(_command), *request_parameters()]
     help_text = "Stream the answer to one prompt from a running coordinator."
     app.command("generate", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
 
 
 def _command(
-    *, prompt: str, address: str, chat: bool, stats: bool, record: Path | None, as_json: bool, **given: Any
+    *,
+    prompt: Annotated[str, typer.Argument(help="The prompt; `-` reads it from stdin.")],
+    address: Address = DEFAULT_ADDRESS,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Use the model's chat template, or the bare text.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Say afterwards how it was speculated.")] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", help="Write a record of it into this file, for `outrider audit`.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    **given: Any,
 ) -> None:
     with reporting_errors():
         refuse_unknown_variables()

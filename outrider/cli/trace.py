@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables, with_parameters
+from outrider.cli.flags import own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
 from outrider.cli.timeline import COLOURS, segments, totals
 from outrider.cli.timeline_svg import draw
@@ -33,26 +32,24 @@ MAX_ROWS = 60
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    keyword_only = inspect.Parameter.KEYWORD_ONLY
-    request = Annotated[str, typer.Argument(help="Id of a request that has ended or runs; see `--prompt`.")]
-    prompt = Annotated[str, typer.Option("--prompt", help="Run this prompt now, and trace it.", show_default=False)]
-    svg = Annotated[Path | None, typer.Option("--svg", help="Draw it into this file as well.", show_default=False)]
-    every = Annotated[bool, typer.Option("--all", help=f"Every round; otherwise the first {MAX_ROWS}.")]
-    parameters = [
-        inspect.Parameter("request", keyword_only, default="", annotation=request),
-        inspect.Parameter("prompt", keyword_only, default="", annotation=prompt),
-        inspect.Parameter("svg", keyword_only, default=None, annotation=svg),
-        inspect.Parameter("every", keyword_only, default=False, annotation=every),
-        inspect.Parameter("address", keyword_only, default=DEFAULT_ADDRESS, annotation=Address),
-        inspect.Parameter("as_json", keyword_only, default=False, annotation=Json),
-        *request_parameters(),
-    ]
+    parameters = [*own_parameters(_command), *request_parameters()]
     help_text = "Show where a request's time went, round by round: draft, network, queue, verify."
     app.command("trace", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
 
 
 def _command(
-    *, request: str, prompt: str, svg: Path | None, every: bool, address: str, as_json: bool, **given: Any
+    *,
+    request: Annotated[str, typer.Argument(help="Id of a request that has ended or runs; see `--prompt`.")] = "",
+    prompt: Annotated[
+        str, typer.Option("--prompt", help="Run this prompt now, and trace it.", show_default=False)
+    ] = "",
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Draw it into this file as well.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help=f"Every round; otherwise the first {MAX_ROWS}.")] = False,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: Json = False,
+    **given: Any,
 ) -> None:
     with reporting_errors():
         refuse_unknown_variables()

@@ -7,7 +7,7 @@ import inspect
 import json
 import shlex
 import signal
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -19,6 +19,7 @@ from outrider.cli.flags import (
     PlainHelp,
     flag_of,
     keyword,
+    own_parameters,
     parameter,
     read_settings,
     refuse_unknown_variables,
@@ -67,12 +68,9 @@ MAX_RESTART_DELAY_S = 60.0
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    keyword_only = inspect.Parameter.KEYWORD_ONLY
     port_help = "Port of the {} worker; 0 picks a free one."
     parameters = [
-        inspect.Parameter("target", keyword_only, default=DEFAULT_MODEL, annotation=Target),
-        inspect.Parameter("draft", keyword_only, default=AUTO_DRAFT, annotation=Draft),
-        inspect.Parameter("heads", keyword_only, default=AUTO_HEADS, annotation=Heads),
+        *own_parameters(_command),
         *(parameter(name, CoordinatorSettings.model_fields[name]) for name in (*_SHARED_FLAGS, *_COORDINATOR_FLAGS)),
         *(parameter(name, TargetWorkerSettings.model_fields[name]) for name in _WORKER_FLAGS),
         *(_revision(name, worker) for worker, name in _REVISION_OF.items()),
@@ -88,15 +86,16 @@ def register(app: typer.Typer) -> None:
 def _revision(name: str, worker: str) -> inspect.Parameter:
     model = f"--{worker.removesuffix('_worker')}"
     text = f"Branch, tag or commit of {model}, a hub id; empty: its default one."
-    option = typer.Option("--" + name.replace("_", "-"), help=text, show_default=False)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, option])
+    return keyword(name, str, typer.Option(flag_of(name), help=text, show_default=False), "")
 
 
 def _port(name: str, text: str, default: int | None = 0) -> inspect.Parameter:
     return keyword(name, int, typer.Option(flag_of(name), min=0, max=65535, help=text), default)
 
 
-def _command(*, target: str, draft: str, heads: str, **given: Any) -> None:
+def _command(
+    *, target: Target = DEFAULT_MODEL, draft: Draft = AUTO_DRAFT, heads: Heads = AUTO_HEADS, **given: Any
+) -> None:
     with reporting_errors():
         refuse_unknown_variables()
         refuse_variables({**NOT_HONOURED, "revision": "give --revision and --draft-revision"}, "up")
