@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +22,7 @@ from outrider.cli.bench_sweeps import (
     sweep_gamma,
 )
 from outrider.cli.bundles import prepare
-from outrider.cli.console import err, out, print_json, progress, reporting_errors
+from outrider.cli.console import OnProgress, err, out, print_json, progress, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import (
     Acceptance,
@@ -44,8 +43,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.settings import TargetWorkerSettings
 
 MIXED_WORKLOAD = "mixed"
-
-Report = Callable[[str, float | None], None]
 
 _RATIOS = {"speedup measured / by formula", "draft cost ratio c", "γ = 0 against the engine alone"}
 """Of the table: what a run that is too short cannot tell."""
@@ -196,7 +193,7 @@ class _Run:
         sweep = {"sweep": self._sweep} if self._sweep else {}
         return {**sweep, **figures, **told, "memory": memory}, profiles
 
-    async def _measure(self, bench: Bench, cell: Cell, engine: Any, report: Report) -> dict[str, Any]:
+    async def _measure(self, bench: Bench, cell: Cell, engine: Any, report: OnProgress) -> dict[str, Any]:
         if self._exact is not None:
             return await compare_numerics(bench, self._exact, cell, report)
         if self._sweep:
@@ -254,7 +251,7 @@ def _what(result: dict[str, Any]) -> str:
     return f"{what}: SIMULATED costs" if result["simulated"] else what
 
 
-def _part(report: Report, number: int, num_parts: int) -> Report:
+def _part(report: OnProgress, number: int, num_parts: int) -> OnProgress:
     """Tells the progress of one part of several as that of the whole."""
 
     def report_part(text: str, fraction: float | None) -> None:

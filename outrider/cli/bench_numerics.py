@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from outrider.cli.bench_profile import PREFILL
 from outrider.cli.bench_runs import PLAIN, Bench, Cell
-from outrider.cli.console import out
+from outrider.cli.console import OnProgress, out
 from outrider.cli.measure import Acceptance, Timed, median, steps_of
 from outrider.cli.stack import TARGET_WORKER
 from outrider.client import GenerateOptions, Prompt
@@ -20,10 +20,8 @@ FAST, EXACT = "fast", "exact"
 DEFAULT_GAMMA = 4
 """Fixed γ of the speculative runs when the user names none: an adaptive one would differ between the two."""
 
-Report = Callable[[str, float | None], None]
 
-
-async def compare_numerics(fast: Bench, exact: Bench, cell: Cell, report: Report) -> dict[str, Any]:
+async def compare_numerics(fast: Bench, exact: Bench, cell: Cell, report: OnProgress) -> dict[str, Any]:
     """Plain and speculative answers to each prompt, by the one and by the other, first one first in turn.
 
     A cost is exact over fast, less 1, of each prompt; the median counts. `time`: from the request to the last token.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
 
 from outrider.cli.bench_runs import PLAIN, Bench, Cell
-from outrider.cli.console import out
+from outrider.cli.console import OnProgress, out
 from outrider.cli.measure import Acceptance, Timed, median, steps_of, why_inconclusive, zero_gain_concurrency
 from outrider.client import GenerateOptions
 
@@ -18,10 +17,8 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 DEFAULT_GAMMA = 4
 """Fixed γ of the concurrency sweep when the user names none."""
 
-Report = Callable[[str, float | None], None]
 
-
-async def sweep_gamma(bench: Bench, cell: Cell, report: Report) -> dict[str, Any]:
+async def sweep_gamma(bench: Bench, cell: Cell, report: OnProgress) -> dict[str, Any]:
     """Every γ and the adaptive controller on every prompt, one after the other; speedups are medians over prompts."""
     top = min(bench.info.max_speculative_tokens, GAMMAS[-1]) if bench.info.drafters else 0
     gammas: list[int | str] = [gamma for gamma in GAMMAS if gamma <= top] + [ADAPTIVE]
@@ -71,7 +68,7 @@ def _gamma_point(gamma: int | str, runs: list[Timed], plain: list[Timed]) -> dic
     }
 
 
-async def sweep_concurrency(bench: Bench, cell: Cell, report: Report) -> dict[str, Any]:
+async def sweep_concurrency(bench: Bench, cell: Cell, report: OnProgress) -> dict[str, Any]:
     """Plain, fixed γ and adaptive at 1 to 32 streams at once. A gain is aggregate tokens/s over plain at that load."""
     gamma = bench.speculation.get("num_speculative_tokens") or DEFAULT_GAMMA
     adaptive: GenerateOptions = {**bench.speculation}

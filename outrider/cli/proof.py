@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.cli.console import OnProgress
 from outrider.cli.law import LawTest, alarm, detectable_shift
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.results import Completion, Step
@@ -23,7 +24,6 @@ from outrider.sampling.params import AcceptanceRule
 from outrider.server_info import ModelInfo
 
 Distributions = Callable[[Sequence[int], Sequence[int]], list[np.ndarray]]
-OnProgress = Callable[[str, float | None], None]
 FALSE_ALARM_RATE = 1e-6
 FIRST_COUNTED, LAST_COUNTED = 1, 3
 """Output indices of the counted tokens: the 2nd to the 4th."""
