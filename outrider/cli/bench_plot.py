@@ -12,7 +12,6 @@ COLOURS = {"plain": "#555555", "fixed": "#0072b2", "adaptive": "#d55e00"}
 """Told apart by those who see few colours (Okabe and Ito's)."""
 WIDTH_IN, HEIGHT_IN = 7.0, 4.0
 """Inches, of the drawing of one cell."""
-Points = Sequence[Mapping[str, Any]]
 
 
 def check_plot(path: Path, sweep: str | None) -> None:
@@ -37,7 +36,7 @@ def draw(path: Path, sweep: str, what: str, cells: Sequence[Mapping[str, Any]]) 
         figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN * len(cells)), layout="constrained")
         axes = figure.subplots(len(cells), 1, squeeze=False)[:, 0]
         for axis, cell in zip(axes, cells, strict=True):
-            (_draw_gamma if sweep == "gamma" else _draw_concurrency)(axis, cell["points"], cell)
+            (_draw_gamma if sweep == "gamma" else _draw_concurrency)(axis, cell)
             title = f"{cell['workload']}, temperature {cell['temperature']:g}"
             axis.set_title(f"{title}: INCONCLUSIVE" if cell.get("inconclusive") else title, loc="left")
             axis.set_ylim(bottom=0)
@@ -47,18 +46,19 @@ def draw(path: Path, sweep: str, what: str, cells: Sequence[Mapping[str, Any]]) 
         figure.savefig(path, format="svg", metadata={"Date": None, "Title": what})
 
 
-def _draw_gamma(axis: Any, points: Points, cell: Mapping[str, Any]) -> None:
+def _draw_gamma(axis: Any, cell: Mapping[str, Any]) -> None:
+    points = cell["points"]
     fixed = [point for point in points if isinstance(point["gamma"], int)]
     _line(axis, "fixed", "fixed γ", [p["gamma"] for p in fixed], [p["tokens_per_s"] for p in fixed])
-    for name, point in (("plain", fixed[0]), ("adaptive", points[-1])):
-        label = "plain" if name == "plain" else f"adaptive γ, {point['mean_gamma']:.1f} in the mean"
-        axis.axhline(point["tokens_per_s"], color=COLOURS[name], linestyle="--", label=label, gid=f"series-{name}")
+    _level(axis, "plain", "plain", fixed[0])
+    _level(axis, "adaptive", f"adaptive γ, {points[-1]['mean_gamma']:.1f} in the mean", points[-1])
     axis.set_xlabel("γ, drafts a round")
     axis.set_xticks([point["gamma"] for point in fixed])
     axis.set_ylabel("tokens/s")
 
 
-def _draw_concurrency(axis: Any, points: Points, cell: Mapping[str, Any]) -> None:
+def _draw_concurrency(axis: Any, cell: Mapping[str, Any]) -> None:
+    points = cell["points"]
     streams = [point["concurrency"] for point in points]
     names = {"plain": "plain", "fixed": f"γ = {cell['gamma']}", "adaptive": "adaptive γ"}
     for name, label in names.items():
@@ -71,3 +71,7 @@ def _draw_concurrency(axis: Any, points: Points, cell: Mapping[str, Any]) -> Non
 
 def _line(axis: Any, name: str, label: str, x: Sequence[float], y: Sequence[float]) -> None:
     axis.plot(x, y, marker="o", color=COLOURS[name], label=label, gid=f"series-{name}")
+
+
+def _level(axis: Any, name: str, label: str, point: Mapping[str, Any]) -> None:
+    axis.axhline(point["tokens_per_s"], color=COLOURS[name], linestyle="--", label=label, gid=f"series-{name}")
