@@ -17,60 +17,47 @@ class FailoverFamilies:
         def histogram(name: str, meaning: str) -> Histogram:
             return Histogram(PREFIX + name, meaning, ["model_name"], buckets=_SECONDS, registry=registry)
 
-        self._lost = Counter(
+        self.lost = Counter(
             f"{PREFIX}target_failovers",
             "Sessions that streams lost on target workers, by cause.",
             ["model_name", "cause"],
             registry=registry,
         )
-        self._recovered = Counter(
+        self.recovered = Counter(
             f"{PREFIX}target_recoveries",
             "Times that a stream went on after losing its target.",
             ["model_name"],
             registry=registry,
         )
-        self._poisoned = Counter(
+        self.poisoned = Counter(
             f"{PREFIX}poisoned_requests",
             "Streams that failed for having killed their target workers.",
             ["model_name"],
             registry=registry,
         )
-        self._detection = histogram(
+        self.detection = histogram(
             "target_detection_seconds",
             "From the last word of a target worker that died or fell silent, or the question if that was later, to its "
             "loss being known: it was lost at most so long before.",
         )
-        self._recovery = histogram(
+        self.recovery = histogram(
             "target_recovery_seconds", "From a lost target being known to the next token of the stream."
         )
 
     def of(self, model: str) -> ModelFailovers:
         """One model's."""
-        return ModelFailovers(
-            {cause: self._lost.labels(model, cause) for cause in CAUSES},
-            self._recovered.labels(model),
-            self._poisoned.labels(model),
-            self._detection.labels(model),
-            self._recovery.labels(model),
-        )
+        return ModelFailovers(self, model)
 
 
 class ModelFailovers:
     """What the streams of one model tell."""
 
-    def __init__(
-        self,
-        losses: dict[str, Counter],
-        recoveries: Counter,
-        poisoned: Counter,
-        detection: Histogram,
-        recovery: Histogram,
-    ) -> None:
-        self._losses = losses
-        self._recoveries = recoveries
-        self.poisoned = poisoned
-        self._detection = detection
-        self._recovery = recovery
+    def __init__(self, families: FailoverFamilies, model: str) -> None:
+        self._losses = {cause: families.lost.labels(model, cause) for cause in CAUSES}
+        self._recoveries = families.recovered.labels(model)
+        self.poisoned = families.poisoned.labels(model)
+        self._detection = families.detection.labels(model)
+        self._recovery = families.recovery.labels(model)
 
     def lost(self, cause: str, unheard_s: float) -> None:
         """As `StreamStatistics.count_loss`."""
