@@ -27,7 +27,7 @@ PARTS = (
 )  # fmt: skip
 
 
-class Timed(NamedTuple):
+class TimedPart(NamedTuple):
     """In ms since the request arrived."""
 
     part: str
@@ -41,7 +41,7 @@ class RoundClock:
     def __init__(self, at_ms: float) -> None:
         self.at_ms = at_ms
 
-    def lay(self, step: Step) -> Iterator[Timed]:
+    def lay(self, step: Step) -> Iterator[TimedPart]:
         """The parts from the end of the last round to that of this one. How a round trip is split between both ways
         nobody measures: half of it is laid on each side of the work."""
         end_ms = step.start_ms + step.round_ms
@@ -56,9 +56,9 @@ class RoundClock:
         if step.emit_ms > 0:
             yield self._until(self.at_ms + step.emit_ms, EMIT)
 
-    def _until(self, end_ms: float, part: str) -> Timed:
+    def _until(self, end_ms: float, part: str) -> TimedPart:
         start_ms, self.at_ms = self.at_ms, end_ms
-        return Timed(part, start_ms, end_ms)
+        return TimedPart(part, start_ms, end_ms)
 
 
 def _parts(step: Step) -> tuple[tuple[str, float], ...]:
