@@ -15,7 +15,7 @@ from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.peer import FLOODED, NOT_UNDERSTOOD
 from coordinator.stream import Stream
 from outrider.drafting.ratio_stop import Judged
-from outrider.errors import DRAINING, Aborted, Internal, OutriderError, Unavailable
+from outrider.errors import DRAINING, SESSION_LOST, Aborted, Internal, OutriderError, Unavailable
 from outrider.median import Median
 from outrider.server_info import DraftRounds
 from outrider.serving.messages import DraftOpening, Verdict
@@ -36,8 +36,6 @@ MOVE_AFTER_S = 1.0
 LOOK_AGAIN_S = 1.0
 """Until a stream without a draft worker looks for one again, or one that should leave its own for another."""
 MAX_PATIENCE_TOKENS = 16
-SESSION_LOST = "SESSION_LOST"
-"""The reason of a session that idled past its lease: nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)

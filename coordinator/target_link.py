@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.features import FeatureRelay
 from coordinator.log import Log
 from coordinator.peer import MAX_RESENDS, Peer
-from outrider.errors import Aborted, OutriderError, Unavailable
+from outrider.errors import SESSION_LOST, Aborted, OutriderError, Unavailable
 from outrider.serving import session_calls as wire
 from outrider.serving.messages import FeatureRows, Header, TargetOpening, Verdict
 
@@ -276,7 +276,7 @@ class TargetLink:
                 features.clear()
 
     def _lost(self, what: str) -> OutriderError:
-        return Aborted(f"target worker {self.address} {what}", reason="SESSION_LOST", retry_delay_s=0.5)
+        return Aborted(f"target worker {self.address} {what}", reason=SESSION_LOST, retry_delay_s=0.5)
 
 
 class _Lags(Exception):

@@ -9,6 +9,8 @@ DRAINING = "DRAINING"
 """Reason of a service that ends: what it refuses or hands over goes on at another one, with nothing lost."""
 PASS_FAILED = "PASS_FAILED"
 """Reason of a pass of the model that failed or hung, with all that were in it: one of them may be why, or none."""
+SESSION_LOST = "SESSION_LOST"
+"""Reason of a session that a worker has given up or forgotten, and that alone: opened anew, it goes on."""
 STARTING = "STARTING"
 """Reason of a service that listens and does not serve yet."""
 

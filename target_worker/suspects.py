@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from outrider.errors import Aborted
+from outrider.errors import SESSION_LOST, Aborted
 
 MAX_UNASKED_S = 2.0
 """A turn in which nothing is asked ends: whoever it was told to may be frozen."""
@@ -56,7 +56,7 @@ class Turn:
         if self._has_lapsed:
             raise Aborted(
                 f"the session was asked nothing for {MAX_UNASKED_S:g} s in its turn among suspects: open it again",
-                reason="SESSION_LOST",
+                reason=SESSION_LOST,
                 retry_delay_s=0.0,
             )
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, TypeVar
 
-from outrider.errors import Aborted, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import SESSION_LOST, Aborted, OutriderError, ResourceExhausted, Unavailable
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -161,7 +161,7 @@ class SessionStream(Generic[In, Out]):
         self._timer = self._loop.call_at(self._due, self._tick)
         if self._idle_lease_s is not None and now - self._last_heard > self._idle_lease_s:
             text = f"no message for {self._idle_lease_s:g} s: the session was freed, open it again"
-            self.fail(Aborted(text, reason="SESSION_LOST"))
+            self.fail(Aborted(text, reason=SESSION_LOST))
         silent_s = now - max(self._last_heard, self._working_since)
         if self._num_working and self._peer_timeout_s is not None and silent_s > self._peer_timeout_s:
             text = f"the peer is silent since {silent_s:.1f} s with work outstanding"
