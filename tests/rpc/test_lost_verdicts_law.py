@@ -15,8 +15,8 @@ import pytest
 from conftest import scaled
 from stack import in_process_stack
 from test_law import DRAFT, FALSE_ALARM, MAX_TOKENS, PROMPT, TARGET, Uniforms
+from waiting import wait_for_drafts
 
-import coordinator.drafting as drafting
 import outrider
 import target_worker.server as target_server
 from coordinator.target_link import TargetLink, Timed
@@ -63,8 +63,7 @@ async def texts(rule: str, num_streams: int, monkeypatch: pytest.MonkeyPatch) ->
     losing = Losing()
     with monkeypatch.context() as patch:
         patch.setattr(target_server.TargetServicer, "Session", losing.wrap(target_server.TargetServicer.Session))
-        for name in ("OPEN_WAIT_S", "FIRST_WAIT_S", "MIN_WAIT_S"):
-            patch.setattr(drafting, name, 60.0)  # no round is plain because the machine is busy
+        wait_for_drafts(patch)
         async with in_process_stack(TARGET, DRAFT) as stack, outrider.Client(stack.address) as client:
             requests = (
                 client.complete(

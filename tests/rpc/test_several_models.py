@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from stack import Server, start
+from waiting import wait_for_drafts
 
 import draft_worker.server
 import target_worker.server
@@ -18,6 +19,7 @@ from outrider.settings import CoordinatorSettings, DraftWorkerSettings, TargetWo
 TOYS = {"red": "toy:vocab=32,seed=1", "blue": "toy:vocab=32,seed=2", "wide": "toy:vocab=48,seed=3"}
 """Red and blue share a tokenizer, so that only the settings can tell which draft is whose."""
 PROMPT = [3, 1, 2]
+OPTIONS = {"temperature": 0, "num_speculative_tokens": 3, "drafter": "model"}
 COMMON = {"port": 0, "drain_grace_s": 2.0, "log_level": "warning"}
 
 
@@ -54,15 +56,13 @@ def own_text(name: str, num_tokens: int) -> tuple[int, ...]:
     return tuple(ids[len(PROMPT) :])
 
 
-async def test_each_model_gives_its_own_text_with_its_own_draft() -> None:
+async def test_each_model_gives_its_own_text_with_its_own_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_drafts(monkeypatch)
     pairs = ("red=red-draft", "blue=blue-draft")
     async with several(("red", "blue", "wide"), draft_models=pairs) as server, Client(server.address) as client:
         names = ["red", "blue", "wide"] * 3
         answers = await asyncio.gather(
-            *(
-                client.complete(PROMPT, model=name, temperature=0, max_tokens=60, num_speculative_tokens=3)
-                for name in names
-            )
+            *(client.complete(PROMPT, model=name, max_tokens=60, **OPTIONS) for name in names)
         )
         for name, answer in zip(names, answers, strict=True):
             assert answer.started.model == name
@@ -89,10 +89,11 @@ async def test_without_a_name_all_are_named() -> None:
                 await client.complete(PROMPT, model=name)
 
 
-async def test_an_alias_is_the_model_and_says_so() -> None:
+async def test_an_alias_is_the_model_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_drafts(monkeypatch)
     aliases = ("default=red", "wide=red", "first=red")
     async with several(("red", "wide"), model_aliases=aliases) as server, Client(server.address) as client:
-        answer = await client.complete(PROMPT, model="default", temperature=0, max_tokens=20, num_speculative_tokens=2)
+        answer = await client.complete(PROMPT, model="default", max_tokens=20, **OPTIONS)
         assert answer.started.model == "red"
         assert answer.token_ids == own_text("red", 20)
         assert answer.speculation.num_draft_tokens > 0

@@ -7,6 +7,7 @@ import pytest
 from conftest import scaled
 from law import FALSE_ALARM, chi_square
 from stack import in_process_stack
+from waiting import wait_for_drafts
 
 import outrider
 from outrider.lm.toy import ToyModel, parse_toy
@@ -35,8 +36,7 @@ def joint_law(num_tokens: int) -> dict[tuple[int, ...], float]:
     "options", [{"temperature": 0.0}, {"acceptance": "coupled", "frequency_penalty": 0.4}], ids=["greedy", "coupled"]
 )
 async def test_text_is_plain_text(options, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("FIRST_WAIT_S", "MIN_WAIT_S"):  # a late proposal counts as dropped
-        monkeypatch.setattr(f"coordinator.drafting.{limit}", 60.0)
+    wait_for_drafts(monkeypatch)  # a late proposal counts as dropped
     work = [([seed % 6, 3, 1], {"seed": seed, "max_tokens": 50, **options}) for seed in range(scaled(60, at_least=8))]
     async with in_process_stack(TARGET, DRAFT, draft_worker=TREES) as stack, outrider.Client(stack.address) as client:
         plain = [await client.complete(p, num_speculative_tokens=0, **o) for p, o in work]

@@ -8,6 +8,7 @@ import pytest
 from stack import in_process_stack, start
 from test_coordinator_faults import AT_ONCE, collect, completion, ids
 from test_coordinator_generate import no_sessions
+from waiting import wait_for_drafts
 
 import draft_worker.server as draft_server
 from coordinator import drafting, features
@@ -41,10 +42,8 @@ async def complete(client, prompt=PROMPT, gamma=4, drafter="toy-head", **options
 async def test_text_is_plain_text_and_drafts_are_those_of_a_model_of_the_same_table(
     rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several streams, the later ones with their prompt in the target's prefix cache. However slow the machine, no
-    proposal comes too late, so that drafts are equal too."""
-    for name in ("OPEN_WAIT_S", "FIRST_WAIT_S", "MIN_WAIT_S"):
-        monkeypatch.setattr(drafting, name, 60.0)
+    """Several streams, the later ones with their prompt in the target's prefix cache."""
+    wait_for_drafts(monkeypatch)
     async with head_stack() as stack, in_process_stack(TARGET, TARGET + ",agreement=0.9") as other:
         async with Client(stack.address) as client, Client(other.address) as reference:
             assert "toy-head" in (await client.model_info()).drafters
@@ -125,8 +124,9 @@ async def test_another_target_goes_on_from_where_the_first_one_ended() -> None:
         assert completion(events).speculation.num_draft_failures == 0
 
 
-async def test_sessions_that_lose_their_states_to_others_get_them_again() -> None:
+async def test_sessions_that_lose_their_states_to_others_get_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for a stream and a half at the draft worker, and for few at the target."""
+    wait_for_drafts(monkeypatch)
     draft_worker = {"kv_cache_bytes": 10 * 16 * (4096 + 32)}
     target_worker = {"kv_cache_bytes": 14 * 16 * 72, "cache_overcommit": 8.0}
     async with head_stack(draft_worker=draft_worker, target_worker=target_worker) as stack:

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 from stack import in_process_stack
+from waiting import wait_for_drafts
 
 torch = pytest.importorskip("torch")
 
 import tiny_heads  # noqa: E402
 
-from coordinator import drafting  # noqa: E402
 from outrider.client import Client  # noqa: E402
 from outrider.errors import InvalidArgument  # noqa: E402
 from outrider.lm.loading import load_model  # noqa: E402
@@ -43,9 +43,8 @@ def heads(target):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """However slow the machine, no proposal comes too late: drafts, and with them sampled texts, are then equal."""
-    for name in ("OPEN_WAIT_S", "FIRST_WAIT_S", "MIN_WAIT_S"):
-        monkeypatch.setattr(drafting, name, 60.0)
+    """Drafts, and with them sampled texts, are then equal."""
+    wait_for_drafts(monkeypatch)
 
 
 async def texts(address, kind, prompts, gamma=4, rules=tuple(RULES)):
