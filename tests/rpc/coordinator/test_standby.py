@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from stack import start
+from waiting import until
 
 import coordinator.server as coordinator_server
 import target_worker.server as target_server
@@ -49,12 +50,6 @@ async def targets(
         server = await start(coordinator_server.serve, coordinator)
         cleanup.push_async_callback(server.close)
         yield await cleanup.enter_async_context(Client(server.address)), servers, models
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("warm_standby", [True, False])

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
+import pytest
 import stack as stack_module
+from waiting import until
 
 import draft_worker.server
 import target_worker.server
 from outrider.drafting.proposal import EMPTY, Proposal
+from outrider.errors import OutriderError
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import SamplingParams, StoppingParams
 from outrider.serving import convert
 from outrider.serving.channel import open_channel
 from outrider.serving.messages import DraftOpening, Header, TargetOpening
+from outrider.serving.status import from_rpc_error
 from outrider.settings import DraftWorkerSettings, TargetWorkerSettings
 from outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 TargetRequest = target_pb2.TargetServiceSessionRequest
 DraftRequest = draft_pb2.DraftServiceSessionRequest
 TOY = "toy:vocab=16,seed=1"
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Until `condition`, a plain function or a coroutine function, says true; fails after 15 s."""
-    async with asyncio.timeout(15):
-        while True:
-            answer = condition()
-            if await answer if asyncio.iscoroutine(answer) else answer:
-                return
-            await asyncio.sleep(0.005)
 
 
 class Caller:
@@ -49,7 +44,7 @@ class Caller:
         return await self.workers.DescribeWorker(worker_pb2.DescribeWorkerRequest(), timeout=10)
 
     async def wait_idle(self) -> None:
-        """Until no session and no block is held; fails after 10 s."""
+        """Until no session and no block is held; raises TimeoutError if they stay."""
 
         async def idle() -> bool:
             now = (await self.describe()).capacity
@@ -145,3 +140,25 @@ async def read(call: Any) -> Any:
 async def ask(call: Any, request: Any) -> Any:
     await call.write(request)
     return await read(call)
+
+
+async def failure(call: Any) -> OutriderError:
+    """The error that the call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read(call)
+    return from_rpc_error(caught.value)
+
+
+async def opened(worker: Caller, opening: TargetOpening | None = None) -> tuple[Any, list[int]]:
+    """A session on a target worker, and the ids of its text so far."""
+    call, opening = worker.target.Session(), opening or target_opening()
+    verdict = (await ask(call, open_request(opening))).verdict
+    return call, [*opening.prompt_ids, *verdict.committed_ids]
+
+
+async def decoded(call: Any) -> list[Any]:
+    """Verdicts up to the one that ends the decode."""
+    verdicts: list[Any] = []
+    while not (verdicts and verdicts[-1].decode_ended):
+        verdicts.append((await read(call)).verdict)
+    return verdicts

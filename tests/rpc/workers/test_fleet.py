@@ -3,7 +3,8 @@
 import contextlib
 
 import pytest
-from session_clients import running_target, until
+from session_clients import running_target
+from waiting import until
 
 from outrider.errors import InvalidArgument, NotFound
 from outrider.serving.fleet import FleetMember, advertised_address

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import grpc
 import numpy as np
 import pytest
-from session_clients import advance_request, ask, draft_opening, open_request, read, running_draft, until
+from session_clients import advance_request, ask, draft_opening, open_request, read, running_draft
+from waiting import until
 
 from outrider.drafting.received_features import packed_rows
 from outrider.errors import InvalidArgument

@@ -11,14 +11,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from session_clients import (
     decode_request,
+    failure,
     open_request,
     read,
     running_draft,
     running_target,
     target_opening,
-    until,
     verify_request,
 )
+from waiting import until
 
 from outrider.errors import BY_STATUS, InvalidArgument, OutriderError, Unavailable
 from outrider.serving.channel import MAX_MESSAGE_BYTES, open_channel
@@ -218,20 +219,13 @@ async def test_drain_lets_streams_end_refuses_new_ones_and_stops():
             await worker.server.task
 
 
-async def handed_over(session):
-    """What a session that is over was ended with."""
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
-        await read(session)
-    return from_rpc_error(ended.value)
-
-
 async def test_drain_hands_over_a_session_that_outstays_the_grace_even_if_it_is_silent():
     async with running_target(drain_grace_s=0.5) as worker:
         session = worker.target.Session()
         await session.write(open_request(target_opening()))
         await read(session)
         worker.server.stop.set()
-        error = await handed_over(session)
+        error = await failure(session)
         assert (error.status, error.reason, error.retry_delay_s) == ("ABORTED", "DRAINING", 0.0)
         async with asyncio.timeout(10):
             await worker.server.task
@@ -248,7 +242,7 @@ async def test_drain_ends_a_run_behind_a_whole_token():
             assert verdict.header.base_length == len(ids), "no token is lost on the way"
             ids += verdict.committed_ids
         assert len(ids) < 3000, "INCONCLUSIVE: it had its end"
-        error = await handed_over(session)
+        error = await failure(session)
         assert (error.status, error.reason) == ("ABORTED", "DRAINING")
         async with asyncio.timeout(10):
             await worker.server.task

@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+from waiting import until
 
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.sources import DnsSource
@@ -12,12 +13,6 @@ from outrider.serving.naming import resolve, split_names
 from outrider.settings import CoordinatorSettings
 
 LEASE_MS = 300
-
-
-async def until(condition, timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_addresses_come_and_go_with_the_name():

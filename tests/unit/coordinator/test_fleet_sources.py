@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
+from waiting import until
 
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.sources import DnsSource, LeaseSource, StaticSource
@@ -57,12 +58,6 @@ def leases_of(directory: WorkerDirectory, max_workers: int = 8) -> LeaseSource:
 
 def known(directory: WorkerDirectory) -> dict[str, str]:
     return {worker.address: worker.role for worker in directory.workers()}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def swept() -> None:

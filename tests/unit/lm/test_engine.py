@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import scaled
 from lm_programs import greedy, greedy_text, punch_holes, score, started, toy_engine
+from waiting import until
 
 from outrider.errors import PASS_FAILED, Aborted, Internal, Unavailable
 from outrider.lm.interface import Forward
@@ -260,7 +261,7 @@ async def test_cancelling_closes_the_generator_between_passes_on_the_engine_thre
         assert stats.num_sequences == 0
         assert stats.num_free_blocks == stats.num_blocks - 2  # the pass that writes to them is in flight
         gate.leave.release()
-        await _until(lambda: engine.stats().num_free_blocks == stats.num_blocks)
+        await until(lambda: engine.stats().num_free_blocks == stats.num_blocks)
         assert closed == ["outrider-engine"]
         assert len(gate.batches) == 1
         engine.check_integrity([])
@@ -284,7 +285,7 @@ async def test_closing_a_sequence_aborts_its_pending_program():
         with pytest.raises(Aborted):
             await engine.run(score(a, [1]))
         engine.close_sequence(b)
-        await _until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
+        await until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
         engine.check_integrity([])
 
 
@@ -309,7 +310,7 @@ async def test_a_storm_of_cancellations_leaks_nothing(seed):
         cancelled = sum(isinstance(r, asyncio.CancelledError) for r in results)
         assert cancelled > 0
         assert all(r is None or isinstance(r, asyncio.CancelledError) for r in results)
-        await _until(lambda: engine.stats().num_free_blocks == 48)
+        await until(lambda: engine.stats().num_free_blocks == 48)
         stats = engine.stats()
         assert (stats.num_sequences, stats.num_waiting) == (0, 0)
         engine.check_integrity([])
@@ -326,7 +327,7 @@ async def test_stop_fails_what_waits_and_refuses_what_comes():
     waiting = asyncio.create_task(engine.open_sequence(8))
     await gate.wait_entered()
     stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-    await _until(lambda: engine._stopping)
+    await until(lambda: engine._stopping)
     results = await _with_gate_open(gate, asyncio.gather(running, waiting, return_exceptions=True))
     await stopping
     assert [type(r) for r in results] == [Aborted, Aborted]
@@ -367,11 +368,3 @@ async def test_a_result_tells_times_and_company():
     assert [r.num_batch_rows for r in results] == [1, 4, 4]
     assert all(r.compute_us >= 2000 for r in results)
     assert all(r.queue_us >= 0 for r in results)
-
-
-async def _until(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("the condition did not come true within 5 s")
