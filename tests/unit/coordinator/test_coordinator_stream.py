@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from accounting import num_accounted
 
 from coordinator.admission import Admission
 from coordinator.log import Log
@@ -85,10 +86,7 @@ def test_everything_ends_with_the_token_that_completes_a_stop_string() -> None:
     assert spec.num_accepted_tokens_per_pos == (2, 1, 0, 0)
     assert spec.mean_acceptance_length == 1 + 3 / 2
     assert spec.draft_acceptance_rate == 3 / 6
-    emitted = (
-        spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens + spec.num_plain_tokens
-    )
-    assert emitted == complete.usage.completion_tokens
+    assert num_accounted(spec) == complete.usage.completion_tokens
 
 
 @pytest.mark.parametrize("include", [False, True])
