@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 import yaml
 from conftest import require_tool
 from manifests import environment, faults, objects, of_kind, pods, selects
+from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from roles import METRICS_PORT, ROLES, ROOT
 from stack import in_process_stack
@@ -45,7 +45,7 @@ Exported = dict[str, set[str]]
 
 async def _run() -> dict[str, str]:
     """What every role tells after texts of several kinds and requests that were refused."""
-    ports = {role: _free_port() for role in ROLES}
+    ports = {role: free_port() for role in ROLES}
     own = [{"metrics_port": port} for port in ports.values()]
     coordinator, draft, target = own[0], own[1], own[2] | {"losslessness_every_rounds": 1}
     async with in_process_stack(
@@ -61,12 +61,6 @@ async def _run() -> dict[str, str]:
                     await client.complete([1], **refused)
             assert sum(answer.speculation.num_draft_tokens for answer in answers) > 0
             return {role: await asyncio.to_thread(_get, port) for role, port in ports.items()}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _get(port: int) -> str:

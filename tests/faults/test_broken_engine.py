@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from stack import Server, start
+from waiting import until
 
 import coordinator.server as coordinator_server
 import outrider.lm.engine_health as engine_health
@@ -74,12 +75,6 @@ def options(number: int) -> dict[str, Any]:
 
 async def undisturbed(client: Client) -> list[tuple[int, ...]]:
     return [(await client.complete([i, i + 1], **options(i))).token_ids for i in range(6)]
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def with_streams_under_way(client: Client, then: Callable[[], None]) -> list[tuple[int, ...]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import sys
 import textwrap
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import SCALE
 from pages import read_pages
+from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from stack import Stack, in_process_stack
 from typer.testing import CliRunner
@@ -42,10 +42,7 @@ def of(*kinds: str) -> list[tuple[str, ...]]:
 
 @asynccontextmanager
 async def stack_with_metrics() -> AsyncIterator[tuple[Stack, list[int]]]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
+    ports = [free_port() for _ in range(3)]
     roles = ("coordinator", "draft_worker", "target_worker")
     settings: dict[str, Any] = {role: {"metrics_port": port} for role, port in zip(roles, ports, strict=True)}
     async with in_process_stack(TOY, f"{TOY},agreement=0.8", **settings) as stack:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import re
 import signal
-import socket
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from faults.soak.oracle import draft_model, target_model
 from faults.soak.plan import CLIENTS, COORDINATORS, DRAFTS, SERVICES, TARGETS
 from faults.soak.readings import Reading, read_metrics
 from faults.soak.relay import Relay
+from ports import free_port
 
 from outrider.cli.flags import to_flags
 from outrider.cli.process import Child
@@ -32,8 +31,6 @@ HEAD = "head=toy:agreement=0.8"
 IDLE_LEASE_S = 5.0
 PEER_TIMEOUT_S = 2.0
 READY_S = 120.0
-PORTS = range(20_000, 32_000)
-"""Below those that the system gives to callers: a dead service's port must be free when it comes back."""
 SIGNS_OF_A_FAULT = ("Traceback", "never retrieved", "was never awaited", " ERROR ", " CRITICAL ")
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d ")
 
@@ -70,8 +67,7 @@ class Fleet:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        ports = _free_ports(2 * len(SERVICES))
-        self.services = {name: Service(name, ports.pop(), ports.pop()) for name in SERVICES}
+        self.services = {name: Service(name, free_port(), free_port()) for name in SERVICES}
         self.relays: dict[tuple[str, str], Relay] = {}
         self.crashes: list[str] = []
         """Services that ended though nobody had ended them, and their last words."""
@@ -209,15 +205,3 @@ class Fleet:
                 is_complaining = False
 
         return take
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    rng = random.Random(os.getpid())
-    while len(found) < count:
-        port = rng.choice(PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            if port not in found:
-                found.append(port)
-    return found

@@ -1,8 +1,7 @@
 """A request may name a drafter that is not there now: what it costs is speed, never the text."""
 
-import socket
-
 import pytest
+from ports import free_port
 from stack import in_process_stack, start
 
 import draft_worker.server
@@ -15,14 +14,8 @@ DRAFT = "toy:vocab=24,seed=5,agreement=0.9"
 OPTIONS = {"temperature": 0.0, "max_tokens": 60, "num_speculative_tokens": 3}
 
 
-def unused_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 async def test_a_draft_worker_that_has_never_been_up_may_be_asked_for():
-    port = unused_port()
+    port = free_port()
     listed = {"draft_workers": (f"127.0.0.1:{port}",)}
     async with in_process_stack(TARGET, None, coordinator=listed) as stack, outrider.Client(stack.address) as client:
         plain = await client.complete([1, 2], temperature=0.0, max_tokens=60, num_speculative_tokens=0)

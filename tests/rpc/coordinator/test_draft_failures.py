@@ -12,9 +12,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from accounting import held, num_accounted
 from faults.rogue import RogueDraft, rogue_draft
+from ports import free_port
 from stack import Server, in_process_stack, start
-from test_metrics_served import free_port, scrape, total
+from test_metrics_served import scrape, total
+from waiting import until
 
 import draft_worker.server as draft_server
 from coordinator import drafting
@@ -47,14 +50,12 @@ async def busy_draft(client: Client) -> str:
 
 async def nothing_left(client: Client) -> None:
     """Until no stream is held anywhere; what a worker said last that is gone does not count."""
-    async with asyncio.timeout(30):
-        while True:
-            workers = (await client.server_info()).workers
-            told = [w.capacity for w in workers if w.healthy]
-            held = [c for c in told if c.num_sessions or c.num_waiting or c.num_free_blocks != c.num_blocks]
-            if not held and not any(w.num_sessions for w in workers):
-                return
-            await asyncio.sleep(0.05)
+
+    async def none() -> bool:
+        workers = (await client.server_info()).workers
+        return not any(w.num_sessions for w in workers) and not held(w for w in workers if w.healthy)
+
+    await until(none)
 
 
 @asynccontextmanager
@@ -290,5 +291,4 @@ async def test_sampled_streams_use_the_drafts_that_were_told_before_a_worker_die
     assert spec.num_draft_failures > 0, "INCONCLUSIVE: no worker died over a draft"
     assert any(found.num_draft_tokens == 2 for found in cuts), "INCONCLUSIVE: nothing was told before a death"
     assert spec.gamma_histogram[2] > 0, "what was told was not verified"
-    counted = spec.num_accepted_draft_tokens + spec.num_correction_tokens + spec.num_bonus_tokens
-    assert counted + spec.num_plain_tokens == 300
+    assert num_accounted(spec) == 300

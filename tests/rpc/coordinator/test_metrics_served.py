@@ -11,6 +11,7 @@ import textwrap
 from typing import Any
 
 import pytest
+from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from stack import in_process_stack, start
 
@@ -32,12 +33,6 @@ LABELS = {
 }  # fmt: skip
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def get(port: int, request: bytes) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 from gateway_stack import TARGET, Front, front, gateway_before, metric
+from ports import free_port
+from waiting import until
 
 from coordinator.gateway import server as gateway_server
 from outrider.serving.channel import CLIENT_OPTIONS
@@ -31,12 +33,6 @@ async def served() -> AsyncIterator[Front]:
 
 
 in_module = pytest.mark.asyncio(loop_scope="module")
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await is_so():
-            await asyncio.sleep(0.02)
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -289,9 +285,7 @@ async def test_a_stream_that_nobody_reads_is_held_back_and_freed(monkeypatch: py
             yield listener
 
     monkeypatch.setattr(gateway_server, "_listening", with_small_buffers)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        metrics_port = free.getsockname()[1]
+    metrics_port = free_port()
     settings = {"emit_buffer_chunks": 2, "metrics_port": metrics_port}
     async with front(TARGET, None, coordinator=settings) as served:
         shown = {"report_steps": True, "logprobs": 20, "ignore_eos": True}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from outrider import Client, OutriderError
 from outrider.cli.stack import local_stack
@@ -44,16 +44,6 @@ async def scraped(port: int) -> str:
     return text
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 @pytest.mark.parametrize("log_format", ["text", "json"])
 async def test_prompts_texts_and_tokens_are_in_no_log_and_no_metric(
     log_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +52,7 @@ async def test_prompts_texts_and_tokens_are_in_no_log_and_no_metric(
     (tmp_path / "tokens").write_text(line_for(token, "team-a"))
     (tmp_path / "token").write_text(token)
     monkeypatch.setenv("OUTRIDER_TOKEN_FILE", str(tmp_path / "token"))
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     async with local_stack(
         TOY, f"{TOY},agreement=0.8", shared={"log_level": "debug", "log_format": log_format},
         coordinator={"tokens_file": str(tmp_path / "tokens"), "metrics_port": ports[0]},

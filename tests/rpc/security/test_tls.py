@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import grpc
 import pytest
 from certificates import DAY, NOW, Authority, Pair
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ports import free_port
 from stack import Stack, in_process_stack, start
 
 import target_worker.server
@@ -48,13 +48,6 @@ class Fleet:
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
-
-
-@pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager
@@ -95,10 +88,11 @@ async def counters(port: int) -> dict[str, float]:
     return {name + labels: float(value) for name, labels, value in found}
 
 
-async def test_callers_that_a_worker_does_not_know_are_refused_and_counted(fleet: Fleet, unused_port: int) -> None:
+async def test_callers_that_a_worker_does_not_know_are_refused_and_counted(fleet: Fleet) -> None:
     """Without a certificate, with a stranger's, an expired one, in plaintext, as another role; then a coordinator."""
+    port = free_port()
     settings = TargetWorkerSettings(
-        model=TOY, port=0, log_level="warning", metrics_port=unused_port, **fleet.settings("target-worker")
+        model=TOY, port=0, log_level="warning", metrics_port=port, **fleet.settings("target-worker")
     )
     worker = await start(target_worker.server.serve, settings)
     try:
@@ -107,25 +101,25 @@ async def test_callers_that_a_worker_does_not_know_are_refused_and_counted(fleet
             fleet.stranger.certify("coordinator"),
             fleet.authority.certify("coordinator", until=NOW - DAY),
         ):
-            before = await counters(unused_port)
+            before = await counters(port)
             async with Dialer(fleet.client(pair)).open(worker.address) as channel:
                 assert await describe_status(channel) == "UNAVAILABLE"
-            after = await counters(unused_port)
+            after = await counters(port)
             assert after["tls_handshakes"] > before["tls_handshakes"]
             assert after["connections"] == before["connections"] == 0
-        before = await counters(unused_port)
+        before = await counters(port)
         async with open_channel(worker.address) as channel:
             assert await describe_status(channel) == "UNAVAILABLE", "in plaintext"
-        after = await counters(unused_port)
+        after = await counters(port)
         assert after["tls_handshakes"] > before["tls_handshakes"]
         assert after["connections"] == 0
         async with Dialer(fleet.client(fleet.authority.certify("target-worker"))).open(worker.address) as channel:
             assert await describe_status(channel) == "PERMISSION_DENIED"
         labels = '{reason="WRONG_ROLE",service="outrider.v1.WorkerService",status="PERMISSION_DENIED"}'
-        assert (await counters(unused_port))["rpc_refusals" + labels] == 1
+        assert (await counters(port))["rpc_refusals" + labels] == 1
         async with Dialer(fleet.client(fleet.authority.certify("coordinator"))).open(worker.address) as channel:
             assert await describe_status(channel) == "OK"
-        assert (await counters(unused_port))["connections"] == 2
+        assert (await counters(port))["connections"] == 2
     finally:
         await worker.close()
 
@@ -274,12 +268,13 @@ async def test_bad_files_are_told_at_start_and_left_alone_later(fleet: Fleet, tm
     await worker.close()
 
 
-async def test_health_checks_need_no_certificate_at_a_port_of_their_own(fleet: Fleet, unused_port: int) -> None:
+async def test_health_checks_need_no_certificate_at_a_port_of_their_own(fleet: Fleet) -> None:
+    port = free_port()
     settings = TargetWorkerSettings(
-        model=TOY, port=0, log_level="warning", health_port=unused_port, **fleet.settings("target-worker")
+        model=TOY, port=0, log_level="warning", health_port=port, **fleet.settings("target-worker")
     )
     worker = await start(target_worker.server.serve, settings)
-    async with open_channel(f"127.0.0.1:{unused_port}") as channel:
+    async with open_channel(f"127.0.0.1:{port}") as channel:
         asked = health_pb2.HealthCheckRequest(service="outrider.v1.TargetService")
         answer = await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=20)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,10 +1,10 @@
 """The meter of losslessness through the services: which streams are looked at, and what `/metrics` says of them."""
 
 import re
-import socket
 
 import httpx
 import pytest
+from ports import free_port
 from stack import in_process_stack
 
 from outrider import Client
@@ -27,9 +27,7 @@ async def readings(port: int) -> dict[tuple[str, str], tuple[int, float]]:
 
 @pytest.mark.parametrize("rule", ["greedy", "token", "block", "coupled"])
 async def test_the_worker_tells_what_it_found(rule: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = {"temperature": 0.0} if rule == "greedy" else {"acceptance": rule}
     worker = {"losslessness_every_rounds": 1, "metrics_port": port}
     async with in_process_stack(TOY, target_worker=worker) as stack, Client(stack.address) as client:
