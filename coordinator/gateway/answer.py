@@ -53,13 +53,15 @@ class Answer:
             told_of: Json = {"logprobs": self._api.join_logprobs(parts) if parts else None}
             if self._fields.report_steps:
                 told_of["steps"] = steps[choice.index]
+            if self._num_prompts > 1:
+                told_of["outrider"] = self._outrider(choice.index // self._num_choices)
             choices.append({"index": choice.index, **self._api.whole(texts[choice.index]), **told_of, **choice.end()})
         return {
             **self._head(self._api.whole_object, 0),
             "choices": choices,
             "usage": self._usage(),
             "metrics": self._metrics(),
-            "outrider": self._outrider(),
+            "outrider": self._outrider(0),
         }
 
     async def pieces(self, told: AsyncIterator[Told]) -> AsyncGenerator[Json, None]:
@@ -86,7 +88,7 @@ class Answer:
                     continue
             answer = {**self._head(self._api.chunk_object, prompt), "choices": [piece]}
             if is_first:
-                answer["outrider"] = self._outrider()
+                answer["outrider"] = self._outrider(prompt)
             if self._fields.wants_usage or continuous:
                 answer["usage"] = self._usage_so_far(prompt, choice) if continuous else None
             yield answer
@@ -137,9 +139,9 @@ class Answer:
             "system_fingerprint": started.model_fingerprint,
         }
 
-    def _outrider(self) -> Json:
-        """What says the text again: with a seed and the COUPLED rule, whatever drafts."""
-        started = next(iter(self._started.values()))
+    def _outrider(self, prompt: int) -> Json:
+        """What says the prompt's text again: with a seed and the COUPLED rule, whatever drafts."""
+        started = self._started[prompt]
         return {
             "request_id": started.request_id,
             "seed": started.seed,

@@ -102,9 +102,10 @@ class Endpoints:
             await self._close_left()
 
     def answered(self, connection: Connection) -> None:
-        """A coordinator is there."""
+        """A coordinator is there; over a connection that was left it says nothing about further calls."""
         self.is_known = True
-        if (endpoint := self._endpoints.get(connection.address)) is not None:
+        endpoint = self._endpoints.get(connection.address)
+        if endpoint is not None and not connection.is_left:
             endpoint.num_failures, endpoint.ready_at = 0, 0.0
 
     def failed(self, connection: Connection) -> None:

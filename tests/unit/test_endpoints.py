@@ -83,11 +83,12 @@ async def test_one_that_fails_again_is_left_alone_for_longer_until_it_answers():
     world = World()
     endpoints = world.endpoints("a:1")
     for number in range(12):
-        connection = await failing(endpoints)
+        await failing(endpoints)
         whole = min(2.0, 0.05 * 2**number)
         assert whole / 2 <= endpoints.ready_in_s() <= whole
         world.now += whole
-    endpoints.answered(connection)
+    async with endpoints.connection() as fresh:
+        endpoints.answered(fresh)
     await failing(endpoints)
     assert endpoints.ready_in_s() <= 0.05
 
@@ -115,6 +116,15 @@ async def test_a_connection_that_failed_carries_no_further_call_and_is_closed_wi
     assert running.channel.is_closed
     await endpoints.close()
     assert fresh.channel.is_closed
+
+
+async def test_what_a_left_connection_still_says_brings_no_call_back_to_its_address():
+    endpoints = World().endpoints("a:1", "b:2")
+    async with endpoints.connection() as running:
+        endpoints.answered(running)
+        endpoints.failed(running)
+        endpoints.answered(running)
+        assert {await called(endpoints) for _ in range(4)} == {"a:1", "b:2"} - {running.address}
 
 
 async def test_many_calls_lost_with_one_connection_count_as_one_failure():

@@ -292,6 +292,23 @@ async def test_a_fresh_seed_is_told_and_says_the_text_again(served: Front) -> No
     assert again.text == first.choices[0].text
 
 
+async def test_each_of_several_prompts_tells_its_own_seed(served: Front) -> None:
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 16, "extra_body": {"acceptance": "coupled"}}
+    prompts = [PROMPT, PROMPT[::-1]]
+    whole = await served.openai.completions.create(prompt=prompts, **options)
+    seeds = [(choice.model_extra or {})["outrider"]["seed"] for choice in whole.choices]
+    assert len(set(seeds)) == 2
+    for prompt, seed, choice in zip(prompts, seeds, whole.choices, strict=True):
+        assert (await expected(served, prompt, max_tokens=16, seed=seed)).text == choice.text
+    texts, streamed_seeds = ["", ""], {}
+    async for piece in await served.openai.completions.create(prompt=prompts, **options, stream=True):
+        texts[piece.choices[0].index] += piece.choices[0].text
+        if "outrider" in (piece.model_extra or {}):
+            streamed_seeds[piece.choices[0].index] = (piece.model_extra or {})["outrider"]["seed"]
+    for index, prompt in enumerate(prompts):
+        assert (await expected(served, prompt, max_tokens=16, seed=streamed_seeds[index])).text == texts[index]
+
+
 async def test_the_request_id_is_the_callers_and_finds_the_trace(served: Front) -> None:
     raw = await served.openai.completions.with_raw_response.create(
         model=MODEL, prompt=PROMPT, max_tokens=4, extra_headers={"x-request-id": "mine-1"}
