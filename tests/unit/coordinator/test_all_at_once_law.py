@@ -10,8 +10,9 @@ import loop_law
 import pytest
 import test_draft_ahead_law as ahead_law
 import test_pipelining_law as pipelining_law
+from asking_workers import Pair
 from conftest import scaled
-from loop_law import Pair, World, total_variation, warm_policy
+from loop_law import World, total_variation, warm_policy
 from test_local_drafts_law import corrections, texts
 
 from coordinator.drafting import Drafted

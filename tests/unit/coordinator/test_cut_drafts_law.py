@@ -13,8 +13,9 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
+from asking_workers import Ids, Weighted
 from conftest import scaled
-from loop_law import Ids, Weighted, World, total_variation
+from loop_law import World, total_variation
 from test_ratio_stop_law import DRAFT_MS, EXACT, MAX_DRAFTS, RULES, DearRows, Stopping, world
 
 from outrider.drafting.proposal import Proposal

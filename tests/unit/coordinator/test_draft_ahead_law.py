@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from asking_workers import FakeDraft, Ids, Pair
 from conftest import scaled
-from loop_law import FakeDraft, Ids, Pair, World, _sealed, convert, total_variation
+from loop_law import World, total_variation
 
 from coordinator.drafting import Drafted
 from coordinator.gamma.fixed import FixedGamma
@@ -15,6 +16,8 @@ from coordinator.gamma.policy import HIT, MISS, Choice
 from draft_worker.branches import Place, RatioOutlook, likeliest_outcomes
 from outrider.drafting.proposal import Proposal
 from outrider.sampling.params import AcceptanceRule
+from outrider.serving import convert
+from outrider.serving.session_calls import _sealed
 
 RULES = [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK]
 EXACT = 1e-12

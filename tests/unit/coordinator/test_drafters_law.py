@@ -9,8 +9,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from asking_workers import FakeDraft, Ids, Pair, Weighted
 from conftest import scaled
-from loop_law import FakeDraft, Ids, Pair, Weighted, World, total_variation, warm_policy
+from loop_law import World, total_variation, warm_policy
 
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import Choice

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from asking_workers import Pair
 from conftest import scaled
-from loop_law import Pair, World, total_variation, warm_policy
+from loop_law import World, total_variation, warm_policy
 
 from coordinator.gamma.policy import Choice
 from outrider.drafting.guess import OWN, Evidence, Guess

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import random
 
-import loop_law
+import asking_workers
 import pytest
+from asking_workers import Pair, head_trees
 from conftest import scaled
-from loop_law import Pair, World, head_trees, total_variation, warm_policy
+from loop_law import World, total_variation, warm_policy
 
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
@@ -91,7 +92,7 @@ def test_a_tree_that_is_ranked_again_after_it_was_drawn_is_found_out(
         order = planned(grown, *arguments)  # type: ignore[arg-type]
         return sorted(order, key=lambda node: -grown.nodes[node].child.probability)[:1]
 
-    monkeypatch.setattr(loop_law, "planned", ranked)
+    monkeypatch.setattr(asking_workers, "planned", ranked)
     found = 0.0
     for seed in range(3):
         world = World(

@@ -3,8 +3,9 @@
 import random
 
 import pytest
+from asking_workers import Pair
 from conftest import scaled
-from loop_law import Pair, World, total_variation, warm_policy
+from loop_law import World, total_variation, warm_policy
 
 from coordinator.drafting import Drafted
 from coordinator.gamma.fixed import FixedGamma

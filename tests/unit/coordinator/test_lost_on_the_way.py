@@ -9,7 +9,8 @@ import loop_law
 import pytest
 import test_draft_ahead_law as ahead_law
 import test_pipelining_law as pipelining_law
-from loop_law import Pair, World, total_variation
+from asking_workers import Pair
+from loop_law import World, total_variation
 
 import coordinator.draft_link as draft_link
 from coordinator.draft_link import DraftLink

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import loop_law
 import pytest
 import test_draft_ahead_law as ahead_law
+from asking_workers import FakeTarget, Ids, Pair, Script
 from conftest import scaled
-from loop_law import FakeTarget, Pair, World, _sealed, convert, total_variation
+from loop_law import World, total_variation
 
 from coordinator.branches import Foretold
 from coordinator.drafting import Drafted
@@ -18,8 +19,9 @@ from coordinator.gamma.policy import HIT, Candidate, Choice
 from coordinator.target_link import Timed
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule
+from outrider.serving import convert
 from outrider.serving.messages import AheadWish
-from outrider.serving.session_calls import SealedProposal
+from outrider.serving.session_calls import SealedProposal, _sealed
 
 COUNTS = {"sent": 0, "used": 0, "lost": 0}
 
@@ -80,7 +82,7 @@ class Dying(Pipelined):
         self._decided, self._is_lost = None, False
         if decided is not None and decided[:2] == ((header.base_length, header.prefix_hash), sealed):
             COUNTS["used"] += 1
-            script, self.script = self.script, loop_law.Script([decided[2]])
+            script, self.script = self.script, Script([decided[2]])
             timed = self._commit(convert.proposal_from_pb(sealed.message))
             self.script = script
         else:
@@ -90,7 +92,7 @@ class Dying(Pipelined):
         self._decide_next(timed.verdict.committed_ids)
         return timed
 
-    def _decide_next(self, committed_ids: loop_law.Ids) -> None:
+    def _decide_next(self, committed_ids: Ids) -> None:
         log, sent = self.stream.log, self._proposal
         after = (log.length + len(committed_ids), hash_ids(committed_ids, log.header(0).prefix_hash))
         if sent is None or self._next != after or self.stream.num_remaining_tokens <= len(committed_ids):
@@ -115,7 +117,7 @@ class Foretelling(ahead_law.AheadDraft):
             return Foretold(prefix_hash, len(new) - 1, new[-1], self._seal(text, branch))
         return await asyncio.Event().wait()  # type: ignore[return-value]
 
-    def _seal(self, text: loop_law.Ids, branch: object) -> SealedProposal:
+    def _seal(self, text: Ids, branch: object) -> SealedProposal:
         return _sealed(convert.proposal_to_pb(branch))  # type: ignore[arg-type]
 
     def use(self, branch: SealedProposal, choice: Choice) -> Drafted:

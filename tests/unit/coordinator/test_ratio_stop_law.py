@@ -10,8 +10,9 @@ from collections import Counter
 from typing import Any, ClassVar
 
 import pytest
+from asking_workers import FakeDraft, Ids, Pair, Weighted
 from conftest import scaled
-from loop_law import FakeDraft, Ids, Pair, Weighted, World, total_variation, warm_policy
+from loop_law import World, total_variation, warm_policy
 
 from coordinator.drafting import Drafted
 from coordinator.gamma.fixed import FixedGamma

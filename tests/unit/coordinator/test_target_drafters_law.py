@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from asking_workers import Pair
 from conftest import scaled
-from loop_law import MODEL, Pair, World, total_variation, warm_policy
+from loop_law import MODEL, World, total_variation, warm_policy
 
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport

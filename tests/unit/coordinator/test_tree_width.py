@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
+from asking_workers import FakeDraft, Ids, Pair, Weighted, candidate_of
 from conftest import scaled
-from loop_law import MODEL, FakeDraft, Ids, Pair, Weighted, World, candidate_of, total_variation, warm_policy
+from loop_law import MODEL, World, total_variation, warm_policy
 from test_drafters_law import siblings, tree_of
 
 from coordinator.drafting import Drafted
