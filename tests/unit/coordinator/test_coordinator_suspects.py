@@ -1,0 +1,143 @@
+"""Which streams are suspects when target workers die, how they are tried, and which of them fail alone."""
+
+from __future__ import annotations
+
+import pytest
+from moving_streams import DIED, DRAFTS, DRAINS, FULL, SILENT, begun, no_pauses  # noqa: F401  # the fixture
+
+from coordinator.gamma.policy import Choice
+from coordinator.suspicion import CLOSE_TOKENS, MAX_CLOSE_DEATHS, TRIAL_TOKENS
+from outrider.errors import Internal, Unavailable
+
+
+async def test_a_stream_that_is_there_when_two_workers_die_fails_alone_only_if_it_had_its_turn() -> None:
+    side, pool, _, counts = await begun("a", "b", "c")
+    pool.faults["a", "computes"] = [DIED]
+    pool.faults["b", "computes"] = [SILENT]
+    with pytest.raises(Internal, match="one after another") as failure:
+        await side.verify(DRAFTS)
+    assert failure.value.reason == "POISONED_REQUEST"
+    assert pool.questions == [("a", 3), ("b", 3)], "no third worker"
+    assert pool.suspected == [0, 1]
+    assert (counts.causes, counts.num_poisoned) == ({"died": 1, "silent": 1}, 1)
+    side.close()
+    assert pool.num_open == 0
+
+
+async def test_a_worker_that_still_answers_was_not_killed() -> None:
+    side, pool, _, counts = await begun("a", "b", "c")
+    pool.dies = False
+    pool.faults["a", "computes"] = [DIED]
+    pool.faults["b", "computes"] = [DIED]
+    await side.verify(DRAFTS)
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
+    assert pool.suspected == [0, 1, 1]
+    assert not counts.num_poisoned
+
+
+async def test_where_workers_die_anyway_a_suspect_is_tried_alone_once_more_and_no_further_time() -> None:
+    side, pool, _, counts = await begun("a", "b", "c", "d")
+    pool.deaths.lost("one that computed others")
+    for address in "ab":
+        pool.faults[address, "computes"] = [DIED]
+    await side.verify(DRAFTS)
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
+    assert pool.suspected == [0, 1, 1], "alone"
+    assert not counts.num_poisoned
+
+    side, pool, _, counts = await begun("a", "b", "c", "d")
+    pool.deaths.lost("one that computed others")
+    for address in "abc":
+        pool.faults[address, "computes"] = [DIED]
+    with pytest.raises(Internal) as failure:
+        await side.verify(DRAFTS)
+    assert failure.value.reason == "POISONED_REQUEST"
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)], "no fourth worker"
+    assert counts.num_poisoned == 1
+
+
+async def test_a_stream_that_comes_again_is_not_spared_for_the_workers_that_it_has_killed_before() -> None:
+    side, pool, _, _ = await begun("a", "b")
+    for address in "ab":
+        pool.faults[address, "computes"] = [DIED]
+    with pytest.raises(Internal):
+        await side.verify(DRAFTS)
+    pool.deaths.lost("process at b")  # as a probe finds it, later
+    again, other, _, _ = await begun("c", "d", "e")
+    other.deaths = pool.deaths
+    for address in "cd":
+        other.faults[address, "computes"] = [DIED]
+    with pytest.raises(Internal):
+        await again.verify(DRAFTS)
+    assert other.questions == [("c", 3), ("d", 3)]
+
+
+async def test_a_suspect_that_waits_for_its_turn_when_the_next_worker_dies_is_no_worse() -> None:
+    side, pool, _, counts = await begun("a", "b", "c")
+    pool.faults["a", "computes"] = [DIED]
+    pool.faults["b", "waits"] = [DIED]
+    await side.verify(DRAFTS)
+    assert pool.questions == [("a", 3), ("c", 3)]
+    assert pool.suspected == [0, 1, 1], "and is a suspect still"
+    assert not counts.num_poisoned
+
+
+async def test_a_suspect_is_cleared_by_the_tokens_that_were_being_decided() -> None:
+    side, pool, stream, _ = await begun("a", "b", "c")
+    for _ in range(3):  # whichever worker it is on dies, a token later each time
+        for address in ("a", "b", "c"):
+            pool.faults[address, "computes"] = []
+        pool.faults[pool.openings[-1][0], "computes"] = [DIED]
+        stream.commit((await side.verify(DRAFTS)).verdict)
+    assert pool.suspected == [0, 1, 1, 1]
+
+
+async def test_a_worker_that_was_asked_nothing_when_it_died_makes_no_suspect() -> None:
+    side, pool, _, _ = await begun("a", "b", "c")
+    for cause in (DRAINS, FULL, Unavailable("stops", reason="WORKER_STOPPED")):
+        pool.faults[pool.openings[-1][0], "computes"] = [cause]
+        await side.verify(DRAFTS)
+    pool.faults[pool.openings[-1][0], "stops"] = [DIED]
+    await side.stop_decoding()
+    assert not any(pool.suspected)
+
+
+async def test_a_run_is_on_trial_for_as_many_tokens_as_its_dead_worker_may_have_decided_unheard() -> None:
+    side, pool, stream, _ = await begun("a", "b", "c")
+    pool.faults["a", "computes"] = [DIED]
+    pool.faults["b", "computes"] = [*[None] * (TRIAL_TOKENS - 1), DIED]  # type: ignore[list-item]
+    with pytest.raises(Internal):
+        async for timed in side.decode(Choice("", 0, "off", credit_tokens=50)):
+            stream.commit(timed.verdict)
+    assert pool.suspected == [0, TRIAL_TOKENS]
+
+    side, pool, stream, _ = await begun("a", "b", "c")
+    pool.faults["a", "computes"] = [DIED]
+    pool.faults["b", "computes"] = [*[None] * TRIAL_TOKENS, DIED]  # type: ignore[list-item]
+    async for timed in side.decode(Choice("", 0, "off", credit_tokens=50)):
+        stream.commit(timed.verdict)
+    assert len(stream.log.output_ids) == 51
+
+
+async def test_a_stream_that_kills_its_workers_a_token_apart_does_not_go_round_for_ever() -> None:
+    side, pool, stream, _ = await begun("a", "b")
+
+    async def lose() -> None:
+        pool.faults = {(pool.openings[-1][0], "computes"): [DIED]}
+        stream.commit((await side.verify(DRAFTS)).verdict)
+
+    for _ in range(MAX_CLOSE_DEATHS):
+        await lose()
+    with pytest.raises(Internal):
+        await lose()
+    assert len(pool.openings) == 1 + MAX_CLOSE_DEATHS
+
+
+async def test_a_stream_with_tokens_between_outlives_any_number_of_workers() -> None:
+    side, pool, stream, counts = await begun("a", "b")
+    for _ in range(3 * MAX_CLOSE_DEATHS):
+        pool.faults = {(pool.openings[-1][0], "computes"): [DIED]}
+        for _ in range(CLOSE_TOKENS):
+            stream.commit((await side.verify(DRAFTS)).verdict)
+    assert counts.num_recoveries == 3 * MAX_CLOSE_DEATHS
+    assert not counts.num_poisoned
