@@ -1,9 +1,8 @@
 """Streams of a real model, audited by its own plain forward and by transformers' module: in float32 not one token is
 decided otherwise."""
 
-import dataclasses
-
 import pytest
+from planted import with_token
 from stack import in_process_stack
 
 import outrider
@@ -54,16 +53,4 @@ async def test_no_token_is_decided_otherwise() -> None:
             assert certificate.verdict is Verdict.AUDITED, certificate
             assert certificate.findings.num_tokens == 12
             assert certificate.findings.num_flipped == 0
-            assert certify(with_token(record, 5), target).verdict is Verdict.BREACH
-
-
-def with_token(record: StreamRecord, index: int) -> StreamRecord:
-    """Another one at this place, delivered and decided."""
-    output = list(record.output_ids)
-    output[index] += 1
-    rounds, start = [], 0
-    for one in record.rounds:
-        end = start + len(one.committed_ids)
-        rounds.append(dataclasses.replace(one, committed_ids=tuple(output[start:end])))
-        start = end
-    return dataclasses.replace(record, output_ids=tuple(output), rounds=tuple(rounds))
+            assert certify(with_token(record, 5, record.output_ids[5] + 1), target).verdict is Verdict.BREACH

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import scaled
+from planted import with_token
 from stack import Stack, in_process_stack
 from typer.testing import CliRunner
 
@@ -114,17 +115,6 @@ def test_every_planted_token_is_found(sampled: dict[str, StreamRecord], rule: st
             told = min(certificate.findings.breaches, key=lambda breach: breach.index)
             assert told.expected == record.output_ids[index]
             assert told.by > 0.0
-
-
-def with_token(record: StreamRecord, index: int, token_id: int) -> StreamRecord:
-    output = list(record.output_ids)
-    output[index] = token_id
-    rounds, start = [], 0
-    for one in record.rounds:
-        end = start + len(one.committed_ids)
-        rounds.append(dataclasses.replace(one, committed_ids=tuple(output[start:end])))
-        start = end
-    return dataclasses.replace(record, output_ids=tuple(output), rounds=tuple(rounds))
 
 
 @pytest.mark.parametrize("rule", RULES)
