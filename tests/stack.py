@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc.aio
+
 from outrider.settings import CoordinatorSettings, DraftWorkerSettings, TargetWorkerSettings
 
 
@@ -51,6 +53,17 @@ async def start(serve: Any, settings: Any, **kwargs: Any) -> Server:
         task.result()
         raise RuntimeError("serve returned before it was ready")
     return Server(ready.result(), stop, task)
+
+
+@asynccontextmanager
+async def listening(server: grpc.aio.Server) -> AsyncIterator[str]:
+    """Address of a server of any other kind, while it serves."""
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 @asynccontextmanager

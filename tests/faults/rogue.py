@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc.aio
+from stack import listening
 
 from outrider.v1 import draft_pb2, draft_pb2_grpc, worker_pb2_grpc
 
@@ -50,6 +53,16 @@ BRANCH_FAULTS = (
 )
 
 
+async def forward(requests: AsyncIterator[Any], call: grpc.aio.StreamStreamCall) -> None:
+    """What one side says to the other, until either ends."""
+    try:
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()
+    except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        call.cancel()
+
+
 class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
     """Forwards everything to `address`; each proposal is spoiled with one of `faults`, and what is told of branches
     with one of `branch_faults`, drawn by `seed`."""
@@ -80,15 +93,7 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
     async def Session(self, requests, context):
         call = draft_pb2_grpc.DraftServiceStub(self._channel).Session()
 
-        async def forward():
-            try:
-                async for request in requests:
-                    await call.write(request)
-                await call.done_writing()
-            except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                call.cancel()
-
-        task = asyncio.create_task(forward())
+        task = asyncio.create_task(forward(requests, call))
         previous = None
         try:
             async for response in call:
@@ -208,10 +213,8 @@ async def rogue_draft(address: str, seed: int, **kwargs):
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     for name in ("", "outrider.v1.DraftService", "outrider.v1.WorkerService"):
         await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
     try:
-        yield f"127.0.0.1:{port}", servicer
+        async with listening(server) as reached:
+            yield reached, servicer
     finally:
-        await server.stop(None)
         await servicer.close()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
+from faults.rogue import forward
 from grpc_health.v1 import health_pb2_grpc
-from stack import in_process_stack, start
+from stack import in_process_stack, listening, start
 
 import coordinator.server as coordinator_server
 from outrider import Client
@@ -80,16 +81,7 @@ class RogueTarget(target_pb2_grpc.TargetServiceServicer, worker_pb2_grpc.WorkerS
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         call, num_verdicts = target_pb2_grpc.TargetServiceStub(self.channel).Session(), 0
-
-        async def forward() -> None:
-            try:
-                async for request in requests:
-                    await call.write(request)
-                await call.done_writing()
-            except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                call.cancel()
-
-        task = asyncio.create_task(forward())
+        task = asyncio.create_task(forward(requests, call))
         try:
             async for response in call:
                 if response.WhichOneof("message") == "verdict":
@@ -122,24 +114,20 @@ async def one_rogue_of_two() -> AsyncIterator[tuple[Client, RogueTarget]]:
         target_pb2_grpc.add_TargetServiceServicer_to_server(rogue, server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(rogue, server)
         health_pb2_grpc.add_HealthServicer_to_server(Health(rogue.channel), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        settings = CoordinatorSettings(
-            port=0,
-            log_level="error",
-            drain_grace_s=0.0,
-            drain_delay_s=0.0,
-            target_workers=(f"127.0.0.1:{port}", stack.target[1].address),
-            draft_workers=(stack.draft[0].address,),
-        )
-        coordinator = await start(coordinator_server.serve, settings)
-        try:
-            async with Client(coordinator.address) as client:
-                yield client, rogue
-        finally:
-            await coordinator.close()
-            await server.stop(None)
-            await rogue.channel.close()
+        async with AsyncExitStack() as cleanup:
+            cleanup.push_async_callback(rogue.channel.close)
+            spoilt = await cleanup.enter_async_context(listening(server))
+            settings = CoordinatorSettings(
+                port=0,
+                log_level="error",
+                drain_grace_s=0.0,
+                drain_delay_s=0.0,
+                target_workers=(spoilt, stack.target[1].address),
+                draft_workers=(stack.draft[0].address,),
+            )
+            coordinator = await start(coordinator_server.serve, settings)
+            cleanup.push_async_callback(coordinator.close)
+            yield await cleanup.enter_async_context(Client(coordinator.address)), rogue
 
 
 @pytest.mark.parametrize("gamma", [0, 3])

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from stack import in_process_stack, start
+from stack import in_process_stack, listening, start
 
 import coordinator.server
 import outrider
@@ -134,12 +134,8 @@ async def between(address: str, rewrite: Rewrite) -> AsyncIterator[tuple[str, Be
     async with open_channel(address) as channel:
         server, handler = grpc.aio.server(), Between(channel, rewrite)
         server.add_generic_rpc_handlers((handler,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            yield f"127.0.0.1:{port}", handler
-        finally:
-            await server.stop(None)
+        async with listening(server) as reached:
+            yield reached, handler
 
 
 @pytest.mark.parametrize("link", ["client", "target", "draft", "all"])

@@ -6,12 +6,12 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import psutil
 import pytest
+from programs import running
 
 from outrider.cli.stack import local_stack
 from outrider.client import Client
@@ -30,19 +30,10 @@ async def assert_gone(pids: list[int]) -> None:
                 await asyncio.sleep(0.05)
 
 
-@asynccontextmanager
-async def running(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`outrider <args>` as a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "outrider.cli", *args,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+def command(*args: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """`outrider <args>`."""
+    pipe = asyncio.subprocess.PIPE
+    return running("outrider.cli", *args, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 async def read_until(stream: asyncio.StreamReader | None, text: str) -> str:
@@ -101,7 +92,7 @@ async def test_a_killed_child_is_found_and_a_stream_survives_the_draft_worker() 
 @asynccontextmanager
 async def up(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, list[int]]]:
     """(process, address, pids of the services) of a running `outrider up`."""
-    async with running("up", f"--target={TARGET}", f"--draft={DRAFT}", "--port=0", *flags) as process:
+    async with command("up", f"--target={TARGET}", f"--draft={DRAFT}", "--port=0", *flags) as process:
         text = await read_until(process.stdout, "Ctrl-C")
         address = text.split("is up on ")[1].split()[0]
         pids = [int(line.split("pid ")[1]) for line in text.splitlines() if "pid " in line]
@@ -113,7 +104,7 @@ async def up(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_up_starts_serves_and_stops_clean(number: signal.Signals) -> None:
     async with up() as (process, address, _):
-        async with running("generate", "!!", f"--address={address}", "--max-tokens=5", "--stats") as generate:
+        async with command("generate", "!!", f"--address={address}", "--max-tokens=5", "--stats") as generate:
             output, errors = await generate.communicate()
             assert (generate.returncode, len(output.decode().strip())) == (0, 5), errors
             assert b"5 tokens (length)" in errors
@@ -156,7 +147,7 @@ async def test_a_pair_that_does_not_match_is_told_at_once() -> None:
     [(["--target=toy:speed=1"], "no key 'speed'"), (["--target=toy:vocab=8", "--draft=toy:v=1"], "no key 'v'")],
 )
 async def test_up_refuses_a_bad_toy_before_it_starts_anything(flags: list[str], says: str) -> None:
-    async with running("up", *flags) as process:
+    async with command("up", *flags) as process:
         _, errors = await process.communicate()
         assert process.returncode == 2
         assert says in errors.decode()
@@ -168,7 +159,7 @@ async def test_up_sees_a_taken_port_before_it_starts_anything() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        async with running("up", f"--target={TARGET}", f"--target-port={port}", "--port=0") as process:
+        async with command("up", f"--target={TARGET}", f"--target-port={port}", "--port=0") as process:
             _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode().count("cannot listen") == 1
@@ -183,7 +174,7 @@ async def test_services_do_not_outlive_a_killed_up() -> None:
 
 
 async def test_up_refuses_a_bad_setting_before_it_starts_anything() -> None:
-    async with running("up", f"--target={TARGET}", "--max-speculative-tokens=0") as process:
+    async with command("up", f"--target={TARGET}", "--max-speculative-tokens=0") as process:
         _, errors = await process.communicate()
         assert process.returncode == 2
         assert b"--max-speculative-tokens" in errors

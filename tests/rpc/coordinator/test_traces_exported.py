@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from stack import in_process_stack, start
+from stack import in_process_stack, listening, start
 
 import coordinator.server
 from coordinator.round_parts import PARTS
@@ -74,12 +74,8 @@ async def collector() -> AsyncIterator[tuple[Collector, str]]:
     """One that runs, and its address as the settings want it."""
     found, server = Collector(), grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(found, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield found, f"http://127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with listening(server) as address:
+        yield found, f"http://{address}"
 
 
 @asynccontextmanager

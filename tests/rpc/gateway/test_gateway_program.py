@@ -6,13 +6,12 @@ import asyncio
 import os
 import re
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import openai
 import pytest
+from programs import running
 
 from outrider.cli.bundles import prepare
 from outrider.cli.stack import DEFAULT_MODEL, local_stack
@@ -24,18 +23,12 @@ BENCH_CLIENT = "BENCH_CLIENT"
 MESSAGES: list[Any] = [{"role": "user", "content": "Name three rivers, and write one word with an é."}]
 
 
-@asynccontextmanager
-async def running(module: str, *args: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *args, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+def started(module: str, *args: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """With the toys."""
+    return running(
+        module, *args, *TOY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         env={**os.environ, "COLUMNS": "300"},
     )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def told(process: asyncio.subprocess.Process) -> str:
@@ -51,7 +44,7 @@ async def told(process: asyncio.subprocess.Process) -> str:
 
 @pytest.mark.slow
 async def test_up_serves_openai_and_ends_with_it() -> None:
-    async with running("outrider.cli", "up", *TOY) as process:
+    async with started("outrider.cli", "up") as process:
         lines = await told(process)
         (url,) = re.findall(r'base_url="([^"]+)", api_key="any"', lines)
         async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
@@ -63,7 +56,7 @@ async def test_up_serves_openai_and_ends_with_it() -> None:
 
 @pytest.mark.slow
 async def test_the_demo_prints_a_token_that_is_asked_for() -> None:
-    async with running("outrider.cli.demo_gateway", *TOY) as process:
+    async with started("outrider.cli.demo_gateway") as process:
         lines = await told(process)
         (url, token) = re.findall(r'base_url="([^"]+)", api_key="([^"]+)"', lines)[0]
         assert f"token: {token}" in lines
