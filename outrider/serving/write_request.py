@@ -79,6 +79,7 @@ _SECTIONS: dict[str, Any] = {
     "chat": generation_pb2.ChatPrompt,
 }
 _SECTION_OF = {name: section for section, cls in _SECTIONS.items() for name in cls.DESCRIPTOR.fields_by_name}
+_FORMS = generation_pb2.StructuredOutput.DESCRIPTOR.oneofs_by_name["constraint"].fields
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.GenerateRequest:
@@ -88,6 +89,7 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.Ge
         name = min(unknown)
         near = difflib.get_close_matches(name, GenerateOptions.__annotations__, 1)
         raise TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    _check_one_form(options)
     request = generation_pb2.GenerateRequest()
     if isinstance(prompt, str):
         request.text = prompt
@@ -139,6 +141,15 @@ def resuming_request(request: generation_pb2.GenerateRequest, progress: Progress
         if choice.index or choice.token_ids:
             again.output.ClearField("prompt_logprobs")
     return again
+
+
+def _check_one_form(options: Mapping[str, Any]) -> None:
+    """The wire has room for one, and would keep the last."""
+    given = [field.name for field in _FORMS if options.get(field.name) is not None]
+    if len(given) > 1:
+        raise InvalidArgument(
+            f"{given[0]} and {given[1]} both give the text a form: give one", field=f"structured_output.{given[1]}"
+        )
 
 
 def _acceptance(value: Any) -> int:

@@ -238,6 +238,17 @@ def test_values_that_no_field_can_hold_name_the_field(prompt: object, options: d
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("json_schema", "regex"), ("regex", "grammar"), ("json_schema", "grammar")]
+)
+def test_a_text_has_one_form(first: str, second: str) -> None:
+    for options in ({first: "a", second: "b"}, {second: "b", first: "a"}):
+        with pytest.raises(InvalidArgument, match=f"{first} and {second} both give the text a form: give one") as both:
+            build_request("x", options)  # type: ignore[arg-type]
+        assert both.value.field == f"structured_output.{second}"
+    assert build_request("x", {first: "a", second: None}).structured_output.WhichOneof("constraint") == first  # type: ignore[misc]
+
+
 def test_import_is_light_and_lazy() -> None:
     code = "import sys, outrider; assert 'grpc' not in sys.modules; outrider.Client; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -44,3 +44,8 @@ def test_repeated_and_json_flags() -> None:
 def test_a_json_flag_that_is_none_is_refused(value: str, says: str) -> None:
     with pytest.raises(InvalidArgument, match=f"--chat-template-kwargs {says}"):
         options_of(f"--chat-template-kwargs={value}")
+
+
+def test_flags_of_two_forms_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="json_schema and regex both give the text a form"):
+        build_request("x", options_of("--json-schema={}", "--regex=[0-9]{3}"))
