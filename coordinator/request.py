@@ -30,6 +30,8 @@ MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 10.0
+FRESH_SEED_BITS = 53
+"""A seed is told as a JSON number too, of which JavaScript and others keep no more. Given ones may have 64 bits."""
 AUTO = "auto"
 
 
@@ -161,7 +163,7 @@ def _resolve_sampling(request: Any, model: ServedModel, settings: CoordinatorSet
         presence_penalty=within("sampling.presence_penalty", pick("presence_penalty", 0.0), -2, 2),
         frequency_penalty=within("sampling.frequency_penalty", pick("frequency_penalty", 0.0), -2, 2),
         logit_bias=_logit_bias(options.logit_bias, model.description.vocab_size),
-        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        seed=options.seed if options.HasField("seed") else secrets.randbits(FRESH_SEED_BITS),
         choice=_resume_choice(request),
         acceptance=_acceptance(request.speculation.acceptance, options.HasField("seed"), settings),
         allowed_token_ids=_allowed_token_ids(options, model.description.vocab_size),

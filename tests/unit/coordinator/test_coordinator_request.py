@@ -280,6 +280,13 @@ def test_the_rule_is_block_unless_a_seed_asks_for_its_text_again() -> None:
     both.speculation.acceptance = AcceptanceRule.TOKEN  # type: ignore[assignment]
     assert resolve(both, MODEL, SETTINGS, request_id="r").sampling.acceptance is AcceptanceRule.TOKEN
     assert resolved().sampling.seed != resolved().sampling.seed
+    assert resolved(set_fields("sampling", seed=2**64 - 1)).sampling.seed == 2**64 - 1
+
+
+def test_a_seed_that_is_drawn_is_a_number_in_every_language() -> None:
+    seeds = [resolved().sampling.seed for _ in range(64)]
+    assert len(set(seeds)) == 64
+    assert all(int(float(seed)) == seed < 2**53 for seed in seeds)
 
 
 def test_a_server_wide_number_of_drafts_gives_way_to_the_requests_own() -> None:
