@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
 from coordinator.admission import Admission
@@ -46,10 +46,17 @@ class Generation:
         self.hand_over = HandOver()
 
     async def events(
-        self, request: ResolvedRequest, codec: TextCodec, *, arrived: float, time_left_s: float | None
+        self,
+        request: ResolvedRequest,
+        codec: TextCodec,
+        *,
+        arrived: float,
+        time_left_s: float | None,
+        on_streams: Callable[[Sequence[Stream]], object],
     ) -> AsyncGenerator[ServerEvent, None]:
         """`Started` at once, then what the streams give. Raises the first error of any stream, after ending the others;
-        DeadlineExceeded after `time_left_s`, or after the server's longest time for a request."""
+        DeadlineExceeded after `time_left_s`, or after the server's longest time for a request. on_streams: is told them
+        before they run."""
         limit_s = (
             self._settings.max_request_s if time_left_s is None else min(time_left_s, self._settings.max_request_s)
         )
@@ -58,6 +65,7 @@ class Generation:
             Stream(request, choice, codec, deadline=deadline, has_client_deadline=time_left_s is not None)
             for choice in range(request.num_choices)
         ]
+        on_streams(streams)
         ticket = self._admission.enter(
             request.num_choices,
             request.priority,

@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coordinator.draining import HandedOver
 from coordinator.request import ResolvedRequest
+from coordinator.stream import Stream
 from coordinator.stream_trace import DELIVER
 from outrider.errors import OutriderError
 from outrider.results import Complete
@@ -38,7 +39,7 @@ class Entry:
         """As served, never as asked for; empty until it is found."""
         self.fields: dict[str, Any] = {}
         self._finish_reasons: list[str] = []
-        self._num_tokens = 0
+        self._streams: Sequence[Stream] = ()
         self.ended_at = 0.0
         """When the last text that has ended did, in `time.perf_counter`; 0: none has."""
 
@@ -56,11 +57,14 @@ class Entry:
             "num_prompt_tokens": len(request.prompt_ids),
         }
 
+    def runs(self, streams: Sequence[Stream]) -> None:
+        """As these, whose tokens are counted whether or not their texts end."""
+        self._streams = streams
+
     def told(self, event: Any) -> None:
         """What its client gets."""
         if isinstance(event, Complete):
             self._finish_reasons.append(event.finish_reason)
-            self._num_tokens += event.usage.completion_tokens
             self.ended_at = time.perf_counter()
             if event.index == 0:
                 speculation = event.speculation
@@ -72,7 +76,8 @@ class Entry:
 
     def ended(self, status: str, total_ms: float) -> dict[str, Any]:
         """All that is told of it."""
-        ends = {"num_completion_tokens": self._num_tokens, "finish_reasons": ",".join(self._finish_reasons)}
+        num_tokens = sum(stream.num_committed_tokens for stream in self._streams)
+        ends = {"num_completion_tokens": num_tokens, "finish_reasons": ",".join(self._finish_reasons)}
         return {"status": status, "total_ms": round(total_ms, 3), **self.fields, **ends}
 
 

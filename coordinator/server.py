@@ -97,7 +97,9 @@ class GenerationServicer:
             entry.begins(resolved)
             self._directory.pick_target(model.name, resolved.model_fingerprint)
             time_left_s = context.time_remaining()
-            events = self._generation.events(resolved, model.codec, arrived=arrived, time_left_s=time_left_s)
+            events = self._generation.events(
+                resolved, model.codec, arrived=arrived, time_left_s=time_left_s, on_streams=entry.runs
+            )
             try:
                 with self._tenants.streams(resolved, request.WhichOneof("prompt") or "prompt"):
                     async with aclosing(events):

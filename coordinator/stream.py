@@ -71,6 +71,11 @@ class Stream:
     def num_remaining_tokens(self) -> int:
         return self.request.stopping.max_tokens - len(self.log.output_ids)
 
+    @property
+    def num_committed_tokens(self) -> int:
+        """Here: without those that it was resumed from."""
+        return len(self.log.output_ids) - len(self.request.resume_token_ids)
+
     def opening_fields(self, epoch: int) -> dict[str, Any]:
         """What opens a session on either kind of worker from the log as it stands, as a new incarnation."""
         return {

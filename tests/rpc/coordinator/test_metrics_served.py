@@ -8,6 +8,7 @@ import inspect
 import logging
 import socket
 import textwrap
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from coordinator.metric_families import FALLBACKS
 from coordinator.round_parts import PARTS
 from outrider import Chunk, Client, Complete
 from outrider.errors import NotFound, ResourceExhausted, Unavailable
+from outrider.serving.json_logs import FIELDS
 from outrider.settings import CoordinatorSettings
 
 TOY = "toy:vocab=16,seed=1"
@@ -197,6 +199,28 @@ async def test_gauges_follow_who_runs_and_who_waits() -> None:
     failures = {(dict(own)["status"], dict(own)["model_name"]): value for (name, own), value in samples.items()
                 if name == "outrider_request_failure_total"}  # fmt: skip
     assert failures == {("RESOURCE_EXHAUSTED", slow): 1, ("NOT_FOUND", ""): 1, ("CANCELLED", slow): 2}
+
+
+async def test_a_request_that_is_broken_off_is_logged_with_the_tokens_that_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="coordinator.journal")
+    port, prefix = free_port(), 4
+    async with in_process_stack(f"{TOY},pass_ms=5", None, coordinator={"metrics_port": port}) as services:
+        async with Client(services.address, timeout_s=30) as client:
+            whole = await client.complete(PROMPT, max_tokens=prefix, ignore_eos=True, temperature=0.0)
+            resumed = {"resume_token_ids": whole.token_ids, "temperature": 0.0, "request_id": "broken"}
+            async with aclosing(client.generate(PROMPT, max_tokens=2000, ignore_eos=True, **resumed)) as events:
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        break
+            async with asyncio.timeout(20):
+                while total(samples := await scrape(port), "request_failure_total") < 1:
+                    await asyncio.sleep(0.02)
+    (logged,) = (record for record in caplog.records if record.getMessage().startswith("request broken: CANCELLED"))
+    number = getattr(logged, FIELDS)["num_completion_tokens"]
+    assert number == total(samples, "generation_tokens_total") - prefix > 0
+    assert f", {number} tokens" in logged.getMessage()
 
 
 async def test_rounds_without_a_draft_worker_are_counted_by_cause() -> None:
