@@ -121,6 +121,10 @@ class GatewaySettings(ListenerSettings):
         "plaintext.",
     )
     insecure: bool = Field(False, description="Listen beyond loopback in plaintext: TLS ends before the gateway.")
+    trusted_tenant_header: str = Field(
+        "x-outrider-tenant",
+        description="Header that names the tenant: passed on to coordinators, whose setting of this name it must be.",
+    )
 
 
 class CoordinatorSettings(ServerSettings):

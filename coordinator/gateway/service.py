@@ -20,7 +20,8 @@ from outrider.settings import GatewaySettings
 ROLE = "gateway"
 REQUEST_ID = "x-request-id"
 PASSED_ON = ("authorization", "traceparent", "tracestate")
-"""Headers that the coordinators judge: they go with every call, as metadata of the same names."""
+"""Headers that the coordinators judge, beside the one that names a tenant: they go with every call, as metadata of the
+same names."""
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class Gateway:
     def client_of(self, request: Request) -> Client:
         """Whose calls carry what the request says of its caller. Raises InvalidArgument."""
         told = {}
-        for name in PASSED_ON:
+        for name in (*PASSED_ON, self.settings.trusted_tenant_header):
             value = request.headers.get(name)
             if value is None:
                 continue

@@ -192,9 +192,10 @@ async def test_a_token_is_passed_on_as_it_came(served: Front, monkeypatch: pytes
         return generate(self, *args, **options)
 
     monkeypatch.setattr(Client, "generate", spy)
-    headers = {"authorization": "Bearer secret", "x-outrider-tenant": "somebody-else", "traceparent": "00-1-2-01"}
+    judged = {"authorization": "Bearer secret", "x-outrider-tenant": "somebody-else", "traceparent": "00-1-2-01"}
+    headers = {**judged, "x-forwarded-for": "10.0.0.1", "cookie": "a=b"}
     assert (await served.http.post(COMPLETIONS, json=ASKED, headers=headers)).status_code == 200
-    assert seen == [{"authorization": "Bearer secret", "traceparent": "00-1-2-01"}]
+    assert seen == [judged]
     answer = await served.http.post(COMPLETIONS, json=ASKED, headers={"authorization": "Bearer \u00e9".encode()})
     assert (answer.status_code, error_of(answer)["param"]) == (400, "authorization")
 

@@ -13,7 +13,7 @@ from gateway_stack import TARGET, front, gateway_before
 from stack import start
 
 from coordinator import server as coordinator_server
-from outrider.errors import InvalidArgument
+from outrider.errors import InvalidArgument, NotFound
 from outrider.serving.tokens import line_for, new_token
 from outrider.settings import CoordinatorSettings
 
@@ -38,6 +38,29 @@ async def test_without_a_valid_key_nothing_is_served(tmp_path: Path) -> None:
             await served.openai.completions.create(**ASKED, stream=True)
         assert (await served.http.post("/v1/completions", json=ASKED)).status_code == 401
         assert (await served.http.get("/health")).status_code == 200
+
+
+async def test_the_tenant_that_a_proxy_names_is_the_coordinators_to_believe(tmp_path: Path) -> None:
+    async with front(
+        draft=None, coordinator={"trusted_tenant_header": "x-team"}, gateway={"trusted_tenant_header": "x-team"}
+    ) as served:
+        named = {"x-team": "acme", "x-request-id": "of-acme"}
+        assert (await served.http.post("/v1/completions", json=ASKED, headers=named)).status_code == 200
+        with pytest.raises(NotFound):
+            await served.client.trace("of-acme")
+        assert await served.client.with_metadata({"x-team": "acme"}).trace("of-acme")
+        bad = await served.http.post("/v1/completions", json=ASKED, headers={"x-team": "two words"})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "x-team")
+    tokens = tmp_path / "tokens"
+    key = new_token()
+    tokens.write_text(f"{line_for(key, 'red')}\n")
+    async with front(draft=None, coordinator={"tokens_file": str(tokens)}) as served:
+        for tenant, status in (("red", 200), ("blue", 403)):
+            headers = {"authorization": f"Bearer {key}", "x-outrider-tenant": tenant}
+            assert (await served.http.get("/v1/models", headers=headers)).status_code == status
+            answer = await served.http.post("/v1/completions", json=ASKED, headers=headers)
+            assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "tenant_mismatch"
 
 
 async def test_https_before_coordinators_that_speak_tls(tmp_path: Path) -> None:
