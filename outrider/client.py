@@ -39,6 +39,7 @@ from outrider.serving.same_names import read
 from outrider.serving.status import from_rpc_error, is_from_transport
 from outrider.serving.tls import TLS, Dialer, open_named
 from outrider.serving.tokens import TokenSource, bearer_metadata
+from outrider.serving.unreachable import why_unreachable
 from outrider.serving.write_request import (
     GenerateOptions,
     Message,
@@ -97,6 +98,7 @@ class Client:
         pings = ping_options(keep_alive.interval_ms, keep_alive.timeout_ms)
         options = list((dict(CLIENT_OPTIONS) | pings).items())
         self._token = token
+        self._is_by_tls = tls is not None
         dialer = Dialer(tls, options)
         open_channel = partial(dialer.open, server_name="") if tls is None else open_named(dialer, addresses)
         self._endpoints = Endpoints(addresses, open_channel, version=lambda: dialer.version)
@@ -300,8 +302,8 @@ class Client:
     def _error(self, error: grpc.aio.AioRpcError, timeout_s: float | None) -> OutriderError:
         failure = from_rpc_error(error)
         message = failure.message
-        if is_from_transport(error) and "connect" in message.lower() and isinstance(failure, Unavailable):
-            message = f"nothing answers at {self.address}: is a coordinator running there? (`outrider up`)"
+        if is_from_transport(error) and isinstance(failure, Unavailable):
+            message = why_unreachable(self.address, message, by_tls=self._is_by_tls) or message
         elif isinstance(failure, DeadlineExceeded) and timeout_s is not None:
             what = f"{self.address} did not finish" if is_from_transport(error) else message
             message = f"{what} (timeout_s is {timeout_s:g})"
