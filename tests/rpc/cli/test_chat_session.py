@@ -12,7 +12,7 @@ import pytest
 from fake_generation import FakeGeneration, serving
 from rich.console import Console
 from stack import Stack, in_process_stack
-from test_stack import running
+from test_stack import command
 
 from outrider.cli import chat_session, palette
 from outrider.cli.chat_session import Session
@@ -151,7 +151,7 @@ async def test_the_command_names_its_colours_unless_none_are_wanted(monkeypatch:
     async with chatting({}) as (_, stack):
         flags = [f"--address={stack.address}", "--temperature=0", "--max-tokens=20"]
         script = b"!!\n/plain\n/gamma 2\n/seed x\n/exit\n"
-        async with running("chat", *flags) as chat:
+        async with command("chat", *flags) as chat:
             output, errors = await asyncio.wait_for(chat.communicate(script), 60)
         assert chat.returncode == 0
         plain = ANSI.sub("", errors.decode())
@@ -160,7 +160,7 @@ async def test_the_command_names_its_colours_unless_none_are_wanted(monkeypatch:
         assert "γ 2; but /plain is on" in plain
         assert "/seed takes a number from 0 to" in plain
         assert ANSI.search(output.decode())
-        async with running("chat", *flags, "--no-colour") as chat:
+        async with command("chat", *flags, "--no-colour") as chat:
             output, errors = await asyncio.wait_for(chat.communicate(b"!!\n"), 60)
         assert b"\x1b" not in output
         assert b"accepted draft" not in errors

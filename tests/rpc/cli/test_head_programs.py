@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import AsyncExitStack
 
-from test_stack import read_until, running
+from test_stack import command, read_until
 
 from outrider import results
 from outrider.client import Client
@@ -17,7 +17,7 @@ async def test_a_stream_survives_its_draft_worker_and_its_text_does_not_change()
     async with AsyncExitStack() as cleanup:
 
         async def started(role: str, *flags: str):
-            process = await cleanup.enter_async_context(running(role, "--port=0", "--log-level=warning", *flags))
+            process = await cleanup.enter_async_context(command(role, "--port=0", "--log-level=warning", *flags))
             (address,) = re.findall(r"ready on (\S+)", await read_until(process.stdout, "ready on"))
             return process, address
 
