@@ -36,6 +36,8 @@ MOVE_AFTER_S = 1.0
 LOOK_AGAIN_S = 1.0
 """Until a stream without a draft worker looks for one again, or one that should leave its own for another."""
 MAX_PATIENCE_TOKENS = 16
+NO_DRAFT_WORKER = "no-draft-worker"
+"""The reason of a round that would have asked one, had there been any, and had nothing else to choose from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ class DraftSide:
                 self._next_opening_at = now + LOOK_AGAIN_S
                 self.open_soon()
             if self._link is None:
-                return "no-draft-worker"
+                return NO_DRAFT_WORKER
         link = self._link
         try:
             if self._opening is not None:

@@ -106,7 +106,12 @@ def _speculation(counted: _Counted) -> Iterator[Metric]:
     )
     drafted_by = counter("num_draft_tokens_by_drafter", "Drafts verified, by who made them.", "drafter")
     accepted_by = counter("num_accepted_tokens_by_drafter", "Drafts accepted, by who made them.", "drafter")
-    fallbacks = counter("num_fallbacks", "Rounds for which no draft worker's proposal was to be had.", "cause")
+    fallbacks = counter(
+        "num_fallbacks",
+        "Rounds for which no draft worker's proposal was to be had; of those without any such worker, the ones that "
+        "no other drafter could draft for either.",
+        "cause",
+    )
     dropped = counter("num_dropped_proposals", "Malformed, stale or late proposals; told at a stream's end.")
     failures = counter("num_draft_failures", "Times that a stream lost its drafter; told at its end.")
     proposal_bytes = counter("proposal_bytes", "Bytes of proposals on the wire, both ways; told at a stream's end.")

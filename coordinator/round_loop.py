@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from coordinator.drafting import Drafted, DraftSide
+from coordinator.drafting import NO_DRAFT_WORKER, Drafted, DraftSide
 from coordinator.gamma.policy import HIT, LATE, Choice, GammaPolicy, RoundReport
 from coordinator.local_drafts import LocalDrafts
 from coordinator.outbox import Outbox
@@ -96,7 +96,9 @@ class RoundLoop:
         if ready:
             return self._policy.choose(self._room, credit, (*self._draft.candidates, *inside), guesses)
         choice = self._policy.choose(self._room, min(credit, self._draft.patience_tokens), inside, guesses)
-        return choice if choice.candidate is not None else dataclasses.replace(choice, reason=why_not)
+        # nobody is missed where none is there and others were weighed: plain decoding may have been best
+        is_chosen = choice.candidate is not None or (why_not == NO_DRAFT_WORKER and (inside or guesses))
+        return choice if is_chosen else dataclasses.replace(choice, reason=why_not)
 
     @property
     def _room(self) -> int:

@@ -177,7 +177,8 @@ class _Run:
             report = cleanup.enter_context(progress("measuring"))
             info = bench.info
             told = {
-                "target": info.model, "draft": info.draft_model, "dtype": info.dtype, "simulated": info.simulated,
+                "target": info.model, "draft": info.draft_model, "heads": await bench.heads(), "dtype": info.dtype,
+                "simulated": info.simulated,
             }  # fmt: skip
             results = []
             for number, cell in enumerate(self._cells):
@@ -247,7 +248,8 @@ class _Run:
 
 
 def _what(result: dict[str, Any]) -> str:
-    what = f"{result['target']} with {result['draft'] or 'no draft'}, {result['dtype']}"
+    drafts = [result["draft"] or "", *(f"head {name}" for name in result["heads"])]
+    what = f"{result['target']} with {' and '.join(filter(None, drafts)) or 'no draft'}, {result['dtype']}"
     return f"{what}: SIMULATED costs" if result["simulated"] else what
 
 

@@ -119,6 +119,10 @@ class Bench:
             found.append({"role": told.role, "model": told.model.model, "timings": timings})
         return found
 
+    async def heads(self) -> list[str]:
+        """Drafters inside the target, as requests name them."""
+        return [drafter.name for told in await self._descriptions() for drafter in told.target_drafters]
+
     async def cache_counters(self, role: str) -> CacheCounters:
         """Of the `draft` or `target` worker, as of now."""
         (told,) = (told for told in await self._descriptions() if told.role == role)

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from conftest import scaled
 from fake_generation import FakeGeneration, serving
 from test_client import forever
-from test_stack import DRAFT, TARGET, read_until, running
+from test_stack import DRAFT, TARGET, command, read_until
 
 from outrider.cli.process import Child
 from outrider.cli.stack import local_stack
@@ -26,7 +26,7 @@ PAIR = [f"--target={TARGET}", f"--draft={DRAFT}"]
 
 async def outrider(*args: str) -> tuple[int | None, str, str]:
     """(exit code, stdout, stderr)."""
-    async with running(*args) as process:
+    async with command(*args) as process:
         output, errors = await asyncio.wait_for(process.communicate(), 240)
         return process.returncode, output.decode(), errors.decode()
 
@@ -82,9 +82,11 @@ async def test_bench_ends_in_the_figures(tmp_path: Path) -> None:
     code, output, errors = await outrider(
         "bench", f"--target={TARGET},pass_ms=3", f"--draft={DRAFT},pass_ms=0.3", "--num-prompts=2", "--max-tokens=24",
         "--num-speculative-tokens=3", "--temperature=1", f"--profile={tmp_path / 'profile.json'}",
+        "--heads=good=toy:agreement=0.9",
     )  # fmt: skip
     assert code == 0, errors
     assert "SIMULATED" in output
+    assert " and head good, " in output
     assert "INCONCLUSIVE" not in output
     figures = json.loads(output.splitlines()[-1])
     assert figures["inconclusive"] == ""
@@ -250,7 +252,7 @@ async def test_an_error_after_text_starts_on_a_line_of_its_own() -> None:
 
 
 async def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
-    async with serving(FakeGeneration()) as address, running("generate", "x", f"--address={address}") as process:
+    async with serving(FakeGeneration()) as address, command("generate", "x", f"--address={address}") as process:
         transport = process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]
         transport.close()
         assert process.stderr is not None
@@ -294,7 +296,7 @@ async def test_a_malformed_worker_address_ends_the_coordinator() -> None:
 
 async def test_chat_does_not_send_what_looks_like_a_command() -> None:
     service = FakeGeneration()
-    async with serving(service) as address, running("chat", f"--address={address}") as chat:
+    async with serving(service) as address, command("chat", f"--address={address}") as chat:
         output, errors = await asyncio.wait_for(chat.communicate(b"/quti now\n/exit\n"), 60)
     assert (chat.returncode, output, service.requests) == (0, b"", [])
     assert b"/quti is no command and was not sent; " in errors
@@ -309,7 +311,7 @@ async def test_ctrl_c_stops_only_the_answer() -> None:
             return forever(request) if len(self.requests) == 1 else super()._answer(request)
 
     service = Endless()
-    async with serving(service) as address, running("chat", f"--address={address}", "--max-tokens=4") as chat:
+    async with serving(service) as address, command("chat", f"--address={address}", "--max-tokens=4") as chat:
         assert chat.stdin is not None
         assert chat.stdout is not None
         chat.stdin.write(b"first\n")

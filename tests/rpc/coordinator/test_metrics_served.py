@@ -9,6 +9,7 @@ import logging
 import socket
 import textwrap
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from stack import in_process_stack, start
 
 import coordinator.server
-from coordinator.drafting import DraftSide
+from coordinator.drafting import NO_DRAFT_WORKER, DraftSide
 from coordinator.features import FeatureFeed
 from coordinator.fleet.standing import CIRCUIT_OPEN, QUARANTINED
 from coordinator.metric_families import FALLBACKS
 from coordinator.round_parts import PARTS
+from coordinator.traces import CAUSES
 from outrider import Chunk, Client, Complete
 from outrider.errors import NotFound, ResourceExhausted, Unavailable
 from outrider.serving.json_logs import FIELDS
@@ -242,7 +244,12 @@ def test_causes_are_the_reasons_that_the_draft_side_gives() -> None:
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.IfExp):
                 returned |= {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
     words = {word for word in returned if isinstance(word, str)} - {""}
-    assert words | {CIRCUIT_OPEN, QUARANTINED} == set(FALLBACKS)
+    assert words | {CIRCUIT_OPEN, NO_DRAFT_WORKER, QUARANTINED} == set(FALLBACKS)
+
+
+def test_every_reason_is_explained() -> None:
+    text = (Path(__file__).parents[3] / "docs/tuning.md").read_text()
+    assert [reason for reason in CAUSES if f"`{reason}`" not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from stack import Stack, in_process_stack, start
 
 import target_worker.server as target_server
+from coordinator.metric_families import FALLBACKS
 from outrider import results
 from outrider.client import Client
 from outrider.errors import InvalidArgument
@@ -93,6 +94,16 @@ async def test_the_statistics_say_who_won_and_why() -> None:
         tokens[use.drafter.removesuffix("-tree")] += use.num_accepted_draft_tokens
         assert use.reason == "prefill" or use.expected_tokens_per_s > 0
     assert max(tokens, key=lambda name: tokens[name]) == "good", "its drafts cost next to nothing and are right"
+
+
+async def test_rounds_are_plain_beside_a_head_because_that_was_best_and_not_for_want_of_a_draft_worker() -> None:
+    head = {"heads": ("weak=toy:agreement=0.05,pass_ms=4",)}
+    async with in_process_stack(TARGET + ",pass_ms=4", None, target_worker=head) as stack:
+        async with Client(stack.address) as client:
+            answer = await client.complete(PROMPT, max_tokens=200, ignore_eos=True, **GREEDY)
+    plain = {use.reason for use in answer.speculation.drafter_uses if not use.drafter}
+    assert "best" in plain
+    assert {use.reason for use in answer.speculation.drafter_uses} & set(FALLBACKS) == set()
 
 
 @pytest.mark.parametrize("drafter", ["good", "auto"])
