@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from coordinator.gateway.chat import Chat
 from coordinator.gateway.completions import Completions
-from coordinator.gateway.errors import INVALID, SERVER, error_body, failure_of
+from coordinator.gateway.errors import INVALID, SERVER, Failure, answer_to, error_body, failure_of, log_cause
 from coordinator.gateway.generation import Generation
 from coordinator.gateway.health import Health
 from coordinator.gateway.models import Models
 from coordinator.gateway.page import playground_routes
-from coordinator.gateway.service import Gateway
+from coordinator.gateway.service import Gateway, request_id_of
 from outrider.errors import OutriderError
-
-log = logging.getLogger(__name__)
 
 
 def build_app(gateway: Gateway) -> Starlette:
@@ -52,8 +49,9 @@ def _metrics(gateway: Gateway) -> Any:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OutriderError)
-    failure = failure_of(error)
-    return JSONResponse(failure.body, failure.status, failure.headers)
+    failure, request_id = failure_of(error), request_id_of(request)
+    log_cause(failure, request_id)
+    return answer_to(failure, request_id)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -61,8 +59,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     message = {404: f"nothing is served at {what}", 405: f"{what} is not allowed"}.get(error.status_code, error.detail)
-    return JSONResponse(error_body(message, INVALID), error.status_code, error.headers)
+    failure = Failure(error.status_code, error_body(message, INVALID), dict(error.headers or {}))
+    return answer_to(failure, request_id_of(request))
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    return JSONResponse(error_body("internal error; the gateway's log has its cause", SERVER), 500)
+    failure = Failure(500, error_body("internal error; the gateway's log has its cause", SERVER), {})
+    return answer_to(failure, request_id_of(request))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.serving.request_context import REQUEST_ID, REQUEST_ID_FORM
+
+log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 """Status, in logs and metrics alone, of a request whose client hung up first."""
@@ -35,15 +43,24 @@ _CODES = {
 """Where OpenAI has a word of its own for a reason of ours; the others are told in lower case."""
 _PARAMS = {"text": "prompt", "token_ids.ids": "prompt", "chat": "messages", "request_id": "x-request-id"}
 _SECTION = re.compile(r"\b(?:sampling|stopping|output|speculation|chat)\.(?=[a-z_])")
+_ADDRESS = re.compile(
+    r"(?<!['/])(?:\b(?:ipv4|ipv6|dns):/*)?(?:\[[0-9a-f:.%]+\]|%5b[0-9a-f:.%]+%5d|\b[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?):\d{1,5}\b",
+    re.IGNORECASE,
+)
+_UNREACHABLE = ("UNAVAILABLE", "NAME_NOT_FOUND")
+"""Reasons of calls that came to no coordinator: why not is its operator's to know."""
+_LIKE = 0.81
+"""Share of letters in common, from which on a name is taken for another one misspelt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the client is told."""
+    """What the client is told. `cause`: for the log, where the client is told less."""
 
     status: int
     body: dict[str, Any]
     headers: dict[str, str]
+    cause: str = ""
 
 
 def failure_of(error: OutriderError, *, structured_field: str = "response_format") -> Failure:
@@ -58,13 +75,31 @@ def failure_of(error: OutriderError, *, structured_field: str = "response_format
     message = _SECTION.sub("", error.message)
     if error.field is not None and _is_form(error.field):
         message = message.replace(error.field, structured_field)
+    public = _public(message, error.reason) if status >= 500 else message
+    cause = f"{error.reason}: {message}" if public != message else ""
     param = _param(error.field, structured_field)
-    return Failure(status, error_body(message, kind, param=param, code=code), _headers(status, error.retry_delay_s))
+    body = error_body(public, kind, param=param, code=code)
+    return Failure(status, body, _headers(status, error.retry_delay_s), cause)
 
 
-def unsupported(field: str) -> InvalidArgument:
-    """Of a field that other services have, and this one has not."""
-    return InvalidArgument(f"{field} is not supported here: leave it out", field=field, reason="UNSUPPORTED_PARAMETER")
+def answer_to(failure: Failure, request_id: str) -> JSONResponse:
+    """That tells the request's id, unless it is no good."""
+    told = {REQUEST_ID: request_id} if _is_good(request_id) else {}
+    return JSONResponse(failure.body, failure.status, failure.headers | told)
+
+
+def log_cause(failure: Failure, request_id: str) -> None:
+    """By which an operator finds what the client was not told."""
+    if failure.cause:
+        log.warning("request %s failed: %s", request_id if _is_good(request_id) else "of a bad id", failure.cause)
+
+
+def unsupported(field: str, known: Collection[str] = ()) -> InvalidArgument:
+    """Of a field that this service has not, and others may have. known: those in its place that this one has."""
+    owner, dot, name = field.rpartition(".")
+    near = difflib.get_close_matches(name, known, 1, cutoff=_LIKE)
+    fix = f"did you mean {owner}{dot}{near[0]}?" if near else "leave it out"
+    return InvalidArgument(f"{field} is not supported here: {fix}", field=field, reason="UNSUPPORTED_PARAMETER")
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -78,6 +113,15 @@ def _param(field: str | None, structured_field: str) -> str | None:
     if _is_form(field):
         return structured_field
     return _PARAMS.get(field) or _SECTION.sub("", field, count=1)
+
+
+def _public(message: str, reason: str) -> str:
+    """Whose fault it is behind the gateway, and not where."""
+    return "no coordinator can be reached" if reason in _UNREACHABLE else _ADDRESS.sub("[address]", message)
+
+
+def _is_good(request_id: str) -> bool:
+    return REQUEST_ID_FORM.fullmatch(request_id) is not None
 
 
 def _is_form(field: str) -> bool:

@@ -143,15 +143,17 @@ def parse(fields: type[F], body: Mapping[str, Any]) -> F:
         elif name in _LABELS:
             if not isinstance(value, str):
                 raise InvalidArgument(f"{name} must be a string", field=name)
-        elif not (name in _NEUTRAL and value in _NEUTRAL[name]):
-            raise unsupported(name[:80])
+        elif name not in _NEUTRAL:
+            raise unsupported(name[:80], fields.model_fields)
+        elif value not in _NEUTRAL[name]:
+            raise unsupported(name)
     try:
         parsed = fields.model_validate(asked)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = _path(first["loc"])
         if first["type"] == "extra_forbidden":
-            raise unsupported(name) from None
+            raise unsupported(name, StreamOptions.model_fields) from None
         raise InvalidArgument(f"{name} is wrong: {first['msg']}", field=name, reason="INVALID_TYPE") from None
     if parsed.stream_options is not None and not parsed.stream:
         raise InvalidArgument("stream_options needs stream: true", field="stream_options")

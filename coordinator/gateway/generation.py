@@ -14,13 +14,14 @@ from coordinator.gateway import calls
 from coordinator.gateway.answer import Answer
 from coordinator.gateway.api import Api
 from coordinator.gateway.body import read_json
-from coordinator.gateway.errors import CLIENT_GONE, Failure, failure_of
+from coordinator.gateway.errors import CLIENT_GONE, Failure, answer_to, failure_of, log_cause
 from coordinator.gateway.fields import Fields, parse
 from coordinator.gateway.metrics import Count
 from coordinator.gateway.running import ClientGone, while_connected
-from coordinator.gateway.service import REQUEST_ID, Gateway, request_id_of
+from coordinator.gateway.service import Gateway, request_id_of
 from coordinator.gateway.sse import EventStream
 from outrider.errors import Internal, OutriderError
+from outrider.serving.request_context import REQUEST_ID
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class _Exchange:
         self._count = count
         self._stream = EventStream(send)
         self._fields: Fields | None = None
-        self._headers: dict[str, str] = {}
+        self._request_id = request_id_of(request)
 
     async def run(self) -> int:
         """What it came to, as an HTTP status. Raises ClientGone or ClientDisconnect."""
@@ -76,7 +77,7 @@ class _Exchange:
 
     async def _answer(self, body: dict[str, Any]) -> None:
         fields = self._fields = parse(self._api.fields, body)
-        request_id = request_id_of(self._request, fields.request_id)
+        request_id = self._request_id = fields.request_id or self._request_id
         prompts = self._api.prompts(fields)
         options = self._api.options(fields) | {"request_id": request_id}
         client = self._gateway.client_of(self._request)
@@ -114,10 +115,11 @@ class _Exchange:
         return failure_of(error, structured_field=field)
 
     async def _fail(self, failure: Failure) -> int:
+        log_cause(failure, self._request_id)
         if self._stream.has_begun:
             await self._stream.fail(failure.body)
         else:
-            response = JSONResponse(failure.body, failure.status, failure.headers)
+            response = answer_to(failure, self._request_id)
             await response(self._request.scope, self._request.receive, self._send)
         return failure.status
 

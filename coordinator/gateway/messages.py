@@ -8,6 +8,8 @@ from coordinator.gateway.errors import unsupported
 from outrider.errors import InvalidArgument
 from outrider.serving.write_request import Message
 
+_FIELDS = ("role", "content")
+
 
 def read_messages(given: Any) -> list[Message]:
     """Raises InvalidArgument naming the turn. Fields of a turn that are null or empty ask for nothing: clients send an
@@ -21,8 +23,8 @@ def _message(path: str, message: Any) -> Message:
     if not isinstance(message, dict):
         raise InvalidArgument(f"{path} must be an object with role and content", field=path)
     for name, value in message.items():
-        if name not in ("role", "content") and value not in (None, [], {}, ""):
-            raise unsupported(f"{path}.{name:.80}")
+        if name not in _FIELDS and value not in (None, [], {}, ""):
+            raise unsupported(f"{path}.{name:.80}", _FIELDS)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidArgument(f"{path}.role is missing: give system, user or assistant", field=f"{path}.role")

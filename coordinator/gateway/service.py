@@ -15,10 +15,10 @@ from coordinator.gateway.running import Running
 from outrider.client import Client
 from outrider.errors import InvalidArgument
 from outrider.serving.metrics import new_registry
+from outrider.serving.request_context import REQUEST_ID
 from outrider.settings import GatewaySettings
 
 ROLE = "gateway"
-REQUEST_ID = "x-request-id"
 PASSED_ON = ("authorization", "traceparent", "tracestate")
 """Headers that the coordinators judge, beside the one that names a tenant: they go with every call, as metadata of the
 same names."""
@@ -55,6 +55,6 @@ class Gateway:
         return self.client.with_metadata(told)
 
 
-def request_id_of(request: Request, given: str | None) -> str:
-    """The body's, the header's, or a new one; whether it is a good one the coordinator tells."""
-    return given or request.headers.get(REQUEST_ID) or secrets.token_hex(16)
+def request_id_of(request: Request) -> str:
+    """The header's, or a new one; whether it is a good one the coordinator tells."""
+    return request.headers.get(REQUEST_ID) or secrets.token_hex(16)

@@ -81,7 +81,7 @@ def _one(path: str, kind: str, wish: Any) -> dict[str, Any]:
 def _refuse_others(path: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name in value:
         if name not in known and value[name] is not None:
-            raise unsupported(f"{path}.{name:.80}")
+            raise unsupported(f"{path}.{name:.80}", known)
 
 
 def _literally(word: str) -> str:

@@ -78,3 +78,13 @@ async def metric(http: httpx.AsyncClient, name: str, **labels: str) -> float:
         if is_it and all(f'{key}="{value}"' in line for key, value in labels.items()):
             return float(line.rpartition(" ")[2])
     return 0.0
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """In the shape that all errors have."""
+    body = answer.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert body["error"]["code"] == "bad_request_id" or answer.headers["x-request-id"]
+    return body["error"]

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from gateway_stack import TARGET, Front, front, gateway_before, metric
+from gateway_stack import TARGET, Front, error_of, front, gateway_before, metric
 from ports import free_port
 from waiting import until
 
@@ -33,14 +33,6 @@ async def served() -> AsyncIterator[Front]:
 
 
 in_module = pytest.mark.asyncio(loop_scope="module")
-
-
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    body = answer.json()
-    assert body.keys() == {"error"}
-    assert body["error"].keys() == {"message", "type", "param", "code"}
-    assert body["error"]["message"]
-    return body["error"]
 
 
 @in_module
@@ -223,13 +215,17 @@ async def test_the_gateway_itself_takes_so_many_requests() -> None:
         await first.close()
 
 
-async def test_without_a_coordinator_it_lives_and_says_so() -> None:
+async def test_without_a_coordinator_it_lives_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         async with gateway_before(f"127.0.0.1:{nobody.getsockname()[1]}") as server:
             async with httpx.AsyncClient(base_url=f"http://{server.address}", timeout=60) as http:
                 answer = await http.post(COMPLETIONS, json=ASKED)
-                assert (answer.status_code, error_of(answer)["type"]) == (503, "server_error")
+                error = error_of(answer)
+                assert (answer.status_code, error["type"]) == (503, "server_error")
+                assert error["message"] == "no coordinator can be reached"
+                assert f"request {answer.headers['x-request-id']} failed: " in caplog.text
+                assert f":{nobody.getsockname()[1]}" in caplog.text
                 assert (await http.get("/live")).status_code == 200
                 assert (await http.get("/health")).status_code == 503
 
