@@ -51,7 +51,12 @@ class ListenerSettings(_Settings):
         "text", description="json: an object a line, with request and trace ids; never a prompt or a text."
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: none."
+        None, ge=0, le=65535, description="Port of /metrics for Prometheus; 0: a free one; unset: none."
+    )
+    metrics_host: str = Field(
+        "",
+        description="Address of metrics_port, which asks nobody who they are and knows no TLS; empty: loopback, this "
+        "machine alone.",
     )
 
 
@@ -103,7 +108,7 @@ class GatewaySettings(ListenerSettings):
         None,
         ge=0,
         le=65535,
-        description="Port of /metrics for Prometheus, at `host`; 0: a free one; unset: beside the API.",
+        description="Port of /metrics for Prometheus; 0: a free one; unset: beside the API.",
     )
     coordinators: AddressList = Field(
         ("127.0.0.1:50050",),

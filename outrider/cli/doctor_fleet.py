@@ -13,7 +13,7 @@ from outrider.cli.connect import connect
 from outrider.cli.console import describe_failure
 from outrider.errors import OutriderError
 from outrider.server_info import ServerInfo, Worker
-from outrider.serving.access import is_loopback
+from outrider.serving.channel import is_loopback
 from outrider.serving.tls import fleet_dialer, server_credentials
 from outrider.serving.tokens import FleetTokens, TenantTokens
 from outrider.settings import CoordinatorSettings, ListenerSettings, ServerSettings

@@ -6,7 +6,6 @@ Health checks stay open, so that probes need no secret.
 from __future__ import annotations
 
 import contextvars
-import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from outrider.errors import InvalidArgument, OutriderError, PermissionDenied
+from outrider.serving.channel import is_loopback
 from outrider.serving.metrics import PREFIX
 from outrider.serving.tls import certificate_names
 from outrider.serving.tokens import FleetTokens, bearer_token
@@ -126,11 +126,3 @@ def refuse_to_be_open(settings: ServerSettings | GatewaySettings, *, is_guarded:
         field="host",
         reason="INSECURE",
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 import grpc
@@ -62,3 +63,11 @@ def check_target(address: str, field: str) -> None:
 def open_channel(address: str) -> grpc.aio.Channel:
     """A plaintext channel to `host:port`. Must be called on a running event loop; the caller closes it."""
     return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus at http://host:metrics_port/metrics: one registry per server, vLLM's names with our prefix.
+"""Numbers for Prometheus at http://metrics_host:metrics_port/metrics: a registry per server, vLLM's names, our prefix.
 
 Everything is counted and read on the server's event loop, so that one scrape sees whole rounds and nothing needs a
 lock.
@@ -18,7 +18,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outrider.errors import Unavailable
+from outrider.errors import InvalidArgument, Unavailable
+from outrider.serving.channel import is_loopback
 from outrider.settings import ListenerSettings
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ PREFIX = "outrider_"
 PATH = "/metrics"
 MAX_REQUEST_BYTES = 16_384
 REQUEST_TIMEOUT_S = 5.0
+LOOPBACK = "127.0.0.1"
 
 # A start time beside every counter: nobody reads it, and it doubles what a scrape carries.
 disable_created_metrics()
@@ -63,20 +65,31 @@ class Reading(Collector):
         return self._read()
 
 
+def metrics_host(settings: ListenerSettings) -> str:
+    """Where /metrics listens: beyond loopback only where that is asked for, since TLS and tokens do not guard it."""
+    return settings.metrics_host or (settings.host if is_loopback(settings.host) else LOOPBACK)
+
+
 @contextlib.asynccontextmanager
 async def metrics_endpoint(settings: ListenerSettings, registry: CollectorRegistry) -> AsyncIterator[int | None]:
     """Serves `registry` until the block ends. Yields the port; None where `metrics_port` is unset.
 
-    Raises Unavailable naming the address when it is taken.
+    Raises Unavailable naming the address when it is taken, InvalidArgument for an address without a port.
     """
     if settings.metrics_port is None:
+        if settings.metrics_host:
+            raise InvalidArgument(
+                f"metrics_host is {settings.metrics_host!r}, but nothing listens there: give --metrics-port too",
+                field="metrics_host",
+            )
         yield None
         return
-    address = f"{settings.host}:{settings.metrics_port}"
+    host = metrics_host(settings)
+    address = f"{host}:{settings.metrics_port}"
     try:
         listening = await asyncio.start_server(
             lambda reader, writer: _answer(registry, reader, writer),
-            settings.host.strip("[]"),
+            host.strip("[]"),
             settings.metrics_port,
             limit=MAX_REQUEST_BYTES,
         )
@@ -84,7 +97,11 @@ async def metrics_endpoint(settings: ListenerSettings, registry: CollectorRegist
         reason = error.strerror or str(error)
         raise Unavailable(f"cannot serve metrics on {address}: {reason}; choose another --metrics-port") from None
     port = listening.sockets[0].getsockname()[1]
-    log.info("metrics at http://%s:%d%s", settings.host, port, PATH)
+    is_closed = not settings.metrics_host and host != settings.host
+    log.info(
+        "metrics at http://%s:%d%s%s", host, port, PATH,
+        ", for this machine alone: --metrics-host opens them to others" if is_closed else "",
+    )  # fmt: skip
     try:
         yield port
     finally:

@@ -68,6 +68,7 @@ def test_variables_are_settings_and_load(role: Role, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, default[1] if default else value)
     settings = role.settings()
     assert (settings.host, settings.port, settings.metrics_port) == ("0.0.0.0", role.port, METRICS_PORT)
+    assert settings.metrics_host == "0.0.0.0", "or this machine would not reach what is published"
     assert settings.insecure, "without it none listens there"
     assert seconds(service(role)["stop_grace_period"]) >= settings.drain_grace_s + settings.drain_delay_s + 10
     if isinstance(settings, TargetWorkerSettings):

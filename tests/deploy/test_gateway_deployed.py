@@ -62,6 +62,7 @@ def test_settings_load_and_point_at_the_coordinators(
         monkeypatch.setenv(name, value)
     settings = GatewaySettings()
     assert (settings.port, settings.metrics_port, settings.host) == (PORT, METRICS_PORT, "0.0.0.0")
+    assert settings.metrics_host == "0.0.0.0", "or Prometheus would not reach it"
     _, (address,) = split_names(settings.coordinators, "coordinators")
     assert address == "coordinator:50050"
     assert ("Service", "coordinator") in rendered

@@ -84,6 +84,7 @@ def test_every_worker_of_the_fleet_has_a_pod_to_itself(fleet: Fleet) -> None:
         assert pool.replicas == pod.replicas
         settings = pool.worker_settings()
         assert settings.metrics_port == METRICS_PORT == pod.ports["worker-metrics"]
+        assert settings.metrics_host == "0.0.0.0", "or Prometheus would not reach it"
         assert pod.annotations["prometheus.io/port"] == str(METRICS_PORT)
         assert pod.spec["terminationGracePeriodSeconds"] > settings.drain_grace_s + settings.drain_delay_s
 

@@ -87,6 +87,7 @@ def test_ports_are_the_servers_own(overlay: str, role: Role) -> None:
     assert pod.ports == {"grpc": role.port, "metrics": METRICS_PORT, "health": HEALTH_PORT}
     assert variables["OUTRIDER_HEALTH_PORT"] == str(HEALTH_PORT)
     assert variables["OUTRIDER_PORT"] == str(role.port)
+    assert variables["OUTRIDER_METRICS_HOST"] == "0.0.0.0"
     assert variables["OUTRIDER_METRICS_PORT"] == str(METRICS_PORT) == pod.annotations["prometheus.io/port"]
     services = [s["spec"] for s in of_kind(overlay, "Service").values() if selects_labels(s["spec"], pod)]
     assert services

@@ -8,7 +8,7 @@ import inspect
 import logging
 import socket
 import textwrap
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from coordinator.metric_families import FALLBACKS
 from coordinator.round_parts import PARTS
 from coordinator.traces import CAUSES
 from outrider import Chunk, Client, Complete
-from outrider.errors import NotFound, ResourceExhausted, Unavailable
+from outrider.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from outrider.serving.json_logs import FIELDS
 from outrider.settings import CoordinatorSettings
 
@@ -280,6 +280,31 @@ async def test_endpoint_answers_what_it_is_asked(request_: bytes, status: bytes)
         assert total(await scrape(port), "build_info") == 1
     finally:
         await server.close()
+
+
+@pytest.mark.parametrize("metrics_host", ["", "0.0.0.0"])
+async def test_metrics_leave_this_machine_only_where_that_is_asked_for(
+    metrics_host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="outrider")
+    port = free_port()
+    settings = CoordinatorSettings(
+        host="0.0.0.0", port=0, insecure=True, metrics_port=port, metrics_host=metrics_host, drain_grace_s=0
+    )
+    server = await start(coordinator.server.serve, settings)
+    try:
+        assert total(await scrape(port), "build_info") == 1
+        with nullcontext() if metrics_host else pytest.raises(ConnectionRefusedError):
+            _, writer = await asyncio.open_connection("127.0.0.2", port)
+            writer.close()
+    finally:
+        await server.close()
+    assert ("for this machine alone: --metrics-host" in caplog.text) is not bool(metrics_host)
+
+
+async def test_an_address_of_metrics_without_a_port_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"metrics_host is '::'.*give --metrics-port"):
+        await start(coordinator.server.serve, CoordinatorSettings(port=0, metrics_host="::"))
 
 
 async def test_no_endpoint_unless_asked_for_and_a_taken_port_is_named(caplog: pytest.LogCaptureFixture) -> None:
