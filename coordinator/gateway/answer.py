@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence, Set
 from typing import Any
 
 from coordinator.gateway.api import Api
@@ -22,22 +22,32 @@ class Answer:
     """Of one request. Choices are numbered through all prompts, as OpenAI does it: those of the first one first."""
 
     def __init__(
-        self, api: Api[Any], fields: Fields, client: Client, spellings: Spellings, *, request_id: str, num_prompts: int
+        self,
+        api: Api[Any],
+        fields: Fields,
+        client: Client,
+        spellings: Spellings,
+        *,
+        request_id: str,
+        echoes: Sequence[str],
     ) -> None:
+        """echoes: for each prompt what its texts begin with."""
         self._api = api
         self._fields = fields
         self._client = client
         self._spellings = spellings
         self._id = api.id_prefix + request_id
         self._created = int(time.time())
-        self._num_prompts = num_prompts
+        self._num_prompts = len(echoes)
         self._num_choices = fields.n or 1
         self._started: dict[int, Started] = {}
-        self._choices = [_Choice(index) for index in range(num_prompts * self._num_choices)]
+        repeated = (echo for echo in echoes for _ in range(self._num_choices))
+        stop_ids = frozenset(fields.stop_token_ids or ())
+        self._choices = [_Choice(index, echo, stop_ids) for index, echo in enumerate(repeated)]
 
     async def whole(self, told: AsyncIterator[Told]) -> Json:
         """Once it is complete."""
-        texts = ["" for _ in self._choices]
+        texts = [choice.echo for choice in self._choices]
         logprobs: list[list[Json]] = [[] for _ in self._choices]
         steps: list[list[Json]] = [[] for _ in self._choices]
         async for prompt, event in told:
@@ -75,14 +85,16 @@ class Answer:
                     is_first, choice.is_new = choice.is_new, False
                     if not (event.text or is_first or continuous or details["logprobs"] or details["steps"]):
                         continue
-                    piece = {"index": choice.index, **self._api.piece(event.text, is_first=is_first)}
+                    text = choice.echo + event.text if is_first else event.text
+                    piece = {"index": choice.index, **self._api.piece(text, is_first=is_first)}
                     piece["logprobs"] = details["logprobs"][0] if details["logprobs"] else None
                     piece["finish_reason"] = None
                     if self._fields.report_steps:
                         piece["steps"] = details["steps"]
                 case Complete() if choice is not None:
                     is_first, choice.is_new = choice.is_new, False
-                    piece = {"index": choice.index, **self._api.piece("", is_first=is_first)}
+                    text = choice.echo if is_first else ""
+                    piece = {"index": choice.index, **self._api.piece(text, is_first=is_first)}
                     piece |= {"logprobs": None, **choice.end()}
                 case _:
                     continue
@@ -160,8 +172,9 @@ class Answer:
         return usage_of([ends[first : first + n] for first in range(0, len(ends), n)])
 
     def _usage_so_far(self, prompt: int, choice: _Choice) -> Json:
-        """Of one choice."""
-        return usage(self._started[prompt].num_prompt_tokens, choice.num_tokens, 0)
+        """Of one choice. What was cached is known at its end."""
+        cached = choice.complete.usage.cached_tokens if choice.complete is not None else None
+        return usage(self._started[prompt].num_prompt_tokens, choice.num_tokens, cached)
 
     def _metrics(self) -> Json:
         chunks = [chunk for choice in self._choices for chunk in choice.chunks]
@@ -172,8 +185,11 @@ class Answer:
 class _Choice:
     """What is known of one choice so far."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, echo: str, stop_ids: Set[int]) -> None:
+        """stop_ids: those that the request gave."""
         self.index = index
+        self.echo = echo
+        self._stop_ids = stop_ids
         self.is_new = True
         self.offset = 0
         self.num_tokens = 0
@@ -181,9 +197,11 @@ class _Choice:
         self.complete: Complete | None = None
 
     def end(self) -> Json:
-        """stop_reason: vLLM's word for the stop string or the id that was met."""
+        """stop_reason: vLLM's word for the stop string or the id that was met; null at an end of the model's own."""
         assert self.complete is not None
-        return {"finish_reason": self.complete.finish_reason, "stop_reason": self.complete.matched_stop}
+        met = self.complete.matched_stop
+        is_told = isinstance(met, str) or met in self._stop_ids
+        return {"finish_reason": self.complete.finish_reason, "stop_reason": met if is_told else None}
 
 
 def _step(chunk: Chunk, spelling: Spelling) -> Json:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from coordinator.gateway.fields import Fields
 from coordinator.gateway.logprobs import Spelling
-from outrider.client import Prompt
+from outrider.client import Client, Prompt
 from outrider.results import Chunk
 
 F = TypeVar("F", bound=Fields)
@@ -26,6 +26,10 @@ class Api(ABC, Generic[F]):
     @abstractmethod
     def prompts(self, fields: F) -> Sequence[Prompt]:
         """At least one. Raises InvalidArgument."""
+
+    async def echoes(self, fields: F, prompts: Sequence[Prompt], client: Client) -> Sequence[str]:
+        """What the texts of each prompt begin with."""
+        return [""] * len(prompts)
 
     @abstractmethod
     def options(self, fields: F) -> dict[str, Any]:

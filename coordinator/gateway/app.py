@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from coordinator.gateway.chat import Chat
@@ -31,6 +32,7 @@ def build_app(gateway: Gateway) -> Starlette:
         Route("/v1/models/{model:path}", models.one),
         Route("/health", health.health),
         Route("/live", health.live),
+        Route("/version", _version),
     ]
     if gateway.settings.metrics_port is None:
         routes.append(Route("/metrics", _metrics(gateway)))
@@ -45,6 +47,10 @@ def _metrics(gateway: Gateway) -> Any:
         return Response(encode(gateway.registry), media_type=content_type)
 
     return metrics
+
+
+async def _version(request: Request) -> Response:
+    return JSONResponse({"version": version("outrider")})
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

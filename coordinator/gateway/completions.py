@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.gateway.api import Api
 from coordinator.gateway.fields import Fields
 from coordinator.gateway.logprobs import Spelling, completion_logprobs
-from outrider.client import Prompt
+from outrider.client import Client, Prompt
 from outrider.errors import InvalidArgument
 from outrider.results import Chunk
 
@@ -16,10 +16,11 @@ MAX_PROMPTS = 64
 
 
 class CompletionFields(Fields):
-    """Beside what both have. logprobs: that many alternatives for each token."""
+    """Beside what both have. logprobs: that many alternatives for each token. echo: texts begin with their prompts."""
 
     prompt: Any = None
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 class Completions(Api[CompletionFields]):
@@ -43,8 +44,23 @@ class Completions(Api[CompletionFields]):
             raise InvalidArgument(f"prompt has {len(prompts)} prompts, at most {MAX_PROMPTS} are taken", field="prompt")
         return prompts
 
+    async def echoes(self, fields: CompletionFields, prompts: Sequence[Any], client: Client) -> Sequence[str]:
+        if not fields.echo:
+            return await super().echoes(fields, prompts, client)
+        options: dict[str, Any] = {
+            "model": fields.model or "",
+            "skip_special_tokens": fields.skip_special_tokens is not False,
+        }
+        return [one if isinstance(one, str) else await client.detokenize(one, **options) for one in prompts]
+
     def options(self, fields: CompletionFields) -> dict[str, Any]:
         options = fields.options()
+        if fields.echo and fields.logprobs is not None:
+            raise InvalidArgument(
+                "echo and logprobs are not supported together here: leave one out",
+                field="echo",
+                reason="UNSUPPORTED_PARAMETER",
+            )
         if fields.logprobs is not None:
             options |= {"logprobs": True, "top_logprobs": fields.logprobs}
         return options

@@ -41,7 +41,13 @@ _CODES = {
     "INVALID_ARGUMENT": "invalid_value",
 }
 """Where OpenAI has a word of its own for a reason of ours; the others are told in lower case."""
-_PARAMS = {"text": "prompt", "token_ids.ids": "prompt", "chat": "messages", "request_id": "x-request-id"}
+_PARAMS = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "token_ids.ids": "prompt",
+    "chat": "messages",
+    "request_id": "x-request-id",
+}
 _SECTION = re.compile(r"\b(?:sampling|stopping|output|speculation|chat)\.(?=[a-z_])")
 _ADDRESS = re.compile(
     r"(?<!['/])(?:\b(?:ipv4|ipv6|dns):/*)?(?:\[[0-9a-f:.%]+\]|%5b[0-9a-f:.%]+%5d|\b[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?):\d{1,5}\b",

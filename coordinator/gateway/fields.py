@@ -28,13 +28,19 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "echo": (False,),
     "suffix": ("",),
-    "best_of": (1,),
+    "best_of": (),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
     "include_reasoning": (True, False),
+    "verbosity": ("medium",),
+    "detokenize": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "add_special_tokens": (),
+    "prompt_logprobs": (),
 }
-"""Fields that are not supported, with the values that ask for nothing. Null asks for nothing in any field."""
+"""Fields that are not supported, with the values that ask for nothing: null in any, and in `best_of` that of `n`."""
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 """They tell an operator who asked, and change no answer: taken, and not passed on."""
 _PASSED_ON = (
@@ -145,7 +151,7 @@ def parse(fields: type[F], body: Mapping[str, Any]) -> F:
                 raise InvalidArgument(f"{name} must be a string", field=name)
         elif name not in _NEUTRAL:
             raise unsupported(name[:80], fields.model_fields)
-        elif value not in _NEUTRAL[name]:
+        elif not (value in _NEUTRAL[name] or (name == "best_of" and value == (body.get("n") or 1))):
             raise unsupported(name)
     try:
         parsed = fields.model_validate(asked)

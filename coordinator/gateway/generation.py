@@ -81,8 +81,8 @@ class _Exchange:
         prompts = self._api.prompts(fields)
         options = self._api.options(fields) | {"request_id": request_id}
         client = self._gateway.client_of(self._request)
-        spellings = self._gateway.spellings
-        answer = Answer(self._api, fields, client, spellings, request_id=request_id, num_prompts=len(prompts))
+        spellings, echoes = self._gateway.spellings, await self._api.echoes(fields, prompts, client)
+        answer = Answer(self._api, fields, client, spellings, request_id=request_id, echoes=echoes)
         async with aclosing(calls.events(client, prompts, options)) as events:
             if fields.stream:
                 await self._send_pieces(answer, events, request_id)

@@ -59,9 +59,16 @@ in_module = pytest.mark.asyncio(loop_scope="module")
         (COMPLETIONS, {"logprobs": 21}, "top_logprobs", "out_of_range"),
         (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
         (COMPLETIONS, {"logit_bias": {"5": 101}}, "logit_bias[5]", "out_of_range"),
-        (COMPLETIONS, {"echo": True}, "echo", "unsupported_parameter"),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo", "unsupported_parameter"),
+        (COMPLETIONS, {"echo": True, "prompt": [999]}, "prompt", "token_id_out_of_range"),
+        (COMPLETIONS, {"echo": "yes"}, "echo", "invalid_type"),
+        (CHAT, {"echo": True}, "echo", "unsupported_parameter"),
+        (CHAT, {"store": True}, "store", "unsupported_parameter"),
+        (CHAT, {"metadata": {"a": "b"}}, "metadata", "unsupported_parameter"),
+        (CHAT, {"verbosity": "high"}, "verbosity", "unsupported_parameter"),
         (COMPLETIONS, {"suffix": "x"}, "suffix", "unsupported_parameter"),
         (COMPLETIONS, {"best_of": 3}, "best_of", "unsupported_parameter"),
+        (COMPLETIONS, {"best_of": 1, "n": 2}, "best_of", "unsupported_parameter"),
         (COMPLETIONS, {"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
         (COMPLETIONS, {"lora": "x"}, "lora", "unsupported_parameter"),
         (COMPLETIONS, {"drafter": "nobody"}, "drafter", None),
@@ -120,9 +127,13 @@ async def test_fields_that_ask_for_nothing_are_taken(served: Front) -> None:
     earlier = {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None, "annotations": []}
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}]}
     neutral = {"tools": None, "tool_choice": "none", "user": "u", "store": False, "modalities": ["text"], "stop": None,
-               "service_tier": "auto", "top_k": -1, "logit_bias": {}, "stream_options": None}  # fmt: skip
+               "service_tier": "auto", "top_k": -1, "logit_bias": {}, "stream_options": None, "metadata": {},
+               "verbosity": "medium", "prompt_logprobs": None}  # fmt: skip
     answer = await served.http.post(CHAT, json={**CHATTED, **neutral, "messages": [parts, earlier]})
     assert answer.status_code == 200, answer.text
+    for more in ({"best_of": 1}, {"best_of": 2, "n": 2}, {"suffix": None}, {"suffix": ""}, {"echo": False}):
+        answer = await served.http.post(COMPLETIONS, json={**ASKED, **more})
+        assert answer.status_code == 200, answer.text
 
 
 @in_module

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from typing import Any
 
 import jsonschema
@@ -187,6 +188,67 @@ async def test_stop_strings_end_the_text_and_are_told(served: Front) -> None:
         assert choice.finish_reason == "stop"
         assert choice.model_extra is not None
         assert choice.model_extra["stop_reason"] == stop
+
+
+async def test_an_end_of_the_models_own_is_no_stop_reason() -> None:
+    """As vLLM has it: told is an id that the request named."""
+    ends_at_7, ends_at_9 = {"logit_bias": {"7": 100}}, {"logit_bias": {"9": 100}}
+    async with front(f"{TARGET},eos=7", None) as ending:
+        options: dict[str, Any] = {"model": f"{TARGET},eos=7", "prompt": PROMPT, "max_tokens": 8, "seed": 3}
+        for extra, reason in (
+            (ends_at_7, None),
+            ({**ends_at_7, "stop_token_ids": [9]}, None),
+            ({**ends_at_9, "stop_token_ids": [9]}, 9),
+        ):
+            whole = await ending.openai.completions.create(**options, extra_body=extra)
+            pieces = await ending.openai.completions.create(**options, extra_body=extra, stream=True)
+            last = [piece.choices[0] async for piece in pieces][-1]
+            for choice in (whole.choices[0], last):
+                assert choice.finish_reason == "stop"
+                assert (choice.model_extra or {})["stop_reason"] == reason
+
+
+async def test_a_text_may_begin_with_its_prompt(served: Front) -> None:
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "seed": 3, "n": 2}
+    ids = await served.client.tokenize("xy")
+    for prompts in ([PROMPT, "xy"], [[int(i) for i in await served.client.tokenize(PROMPT)], ids]):
+        plain = await served.openai.completions.create(prompt=prompts, **options)
+        echoed = await served.openai.completions.create(prompt=prompts, **options, echo=True)
+        wanted = [PROMPT + choice.text for choice in plain.choices[:2]]
+        wanted += ["xy" + choice.text for choice in plain.choices[2:]]
+        assert [choice.text for choice in echoed.choices] == wanted
+        assert echoed.usage is not None
+        assert plain.usage is not None
+        assert echoed.usage.completion_tokens == plain.usage.completion_tokens
+        streamed = [""] * 4
+        async for piece in await served.openai.completions.create(prompt=prompts, **options, echo=True, stream=True):
+            streamed[piece.choices[0].index] += piece.choices[0].text
+        assert streamed == wanted
+
+
+async def test_every_chunk_tells_the_usage_so_far_and_no_more(served: Front) -> None:
+    """What was cached is known at the end, and not said to be 0 before."""
+    options: dict[str, Any] = {"model": MODEL, "prompt": "usage!" * 16, "max_tokens": 12, "seed": 1}
+    first = await served.openai.completions.create(**options)
+    stream = await served.openai.completions.create(
+        **options, stream=True, extra_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    )
+    told = [piece.usage async for piece in stream]
+    assert all(usage is not None for usage in told)
+    counts = [usage.completion_tokens for usage in told if usage is not None]
+    assert counts == sorted(counts)
+    assert counts[-1] == 12
+    *before, end, last = [usage.prompt_tokens_details for usage in told if usage is not None]
+    assert before
+    assert set(before) == {None}
+    assert end == last
+    assert last is not None
+    assert last.cached_tokens
+    assert first.usage is not None
+
+
+async def test_the_version_is_told(served: Front) -> None:
+    assert (await served.http.get("/version")).json() == {"version": version("outrider")}
 
 
 async def test_sampling_parameters_of_openai_and_vllm_are_passed_on(served: Front) -> None:
