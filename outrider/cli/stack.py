@@ -37,6 +37,7 @@ NOT_HONOURED = {
     "draft_workers": "let it start its own, or run `outrider coordinator`",
     "advertise_address": "run `outrider target-worker` and `outrider draft-worker` apart",
     "metrics_port": "run the services apart, each with a port of its own",
+    "metrics_host": "run the services apart",
 }
 """Settings that no command can honour which starts the services itself, and what to do instead."""
 REPORT_INTERVAL_S = 10.0

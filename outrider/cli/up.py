@@ -39,7 +39,8 @@ from outrider.cli.stack import (
     Stack,
     local_stack,
 )
-from outrider.errors import OutriderError
+from outrider.errors import InvalidArgument, OutriderError
+from outrider.serving.metrics import metrics_host
 from outrider.settings import (
     ClientSettings,
     CoordinatorSettings,
@@ -48,7 +49,10 @@ from outrider.settings import (
     TargetWorkerSettings,
 )
 
-_COORDINATOR_FLAGS = ("port", "num_speculative_tokens", "max_speculative_tokens", "acceptance", "default_max_tokens")
+_COORDINATOR_FLAGS = (
+    "port", "num_speculative_tokens", "max_speculative_tokens", "acceptance", "default_max_tokens", "model_aliases",
+    "record_streams", "tokens_file", "metrics_host",
+)  # fmt: skip
 _WORKER_FLAGS = (
     "dtype", "device", "num_threads", "kv_cache_bytes", "memory_fraction", "kv_cache_dtype", "max_context_length",
     "trust_remote_code",
@@ -56,7 +60,16 @@ _WORKER_FLAGS = (
 _SHARED_FLAGS = ("host", "insecure", "log_level", "log_format")
 _WORKER_OF_PORT = {"target_port": "target_worker", "draft_port": "draft_worker"}
 _REVISION_OF = {"target_worker": "revision", "draft_worker": "draft_revision"}
-_OWN_FLAGS = "--target, --draft, --revision, --draft-revision, --target-port, --draft-port and --gateway-port"
+_OWN_FLAGS = (
+    "--target, --draft, --revision, --draft-revision, --target-port, --draft-port, --gateway-port, --metrics-port and "
+    "--metrics-host"
+)
+_INSTEAD = {
+    "revision": "give --revision and --draft-revision",
+    "metrics_port": "give --metrics-port, the coordinator's",
+    "metrics_host": "give --metrics-host, the coordinator's",
+}
+"""Of variables that would be those of several services, what to give."""
 _VARIABLES = f"{VARIABLES_RULE} Not for {_OWN_FLAGS}."
 LOOPBACK = "127.0.0.1"
 TOY_TEXT = "!!"
@@ -77,6 +90,7 @@ def register(app: typer.Typer) -> None:
         parameter("drafters", DraftWorkerSettings.model_fields["drafters"]),
         *(_port(name, port_help.format(name.removesuffix("_port"))) for name in _WORKER_OF_PORT),
         _port("gateway_port", "Port of a gateway that speaks OpenAI's API; 0 picks a free one; unset: none.", None),
+        _port("metrics_port", "Port of the coordinator's /metrics for Prometheus; 0: a free one; unset: none.", None),
     ]
     help_text = "Start coordinator, draft worker and target worker on this machine."
     add = app.command("up", cls=PlainHelp, help=help_text, epilog=_VARIABLES, rich_help_panel="Services")
@@ -98,7 +112,7 @@ def _command(
 ) -> None:
     with reporting_errors():
         refuse_unknown_variables()
-        refuse_variables({**NOT_HONOURED, "revision": "give --revision and --draft-revision"}, "up")
+        refuse_variables({**NOT_HONOURED, **_INSTEAD}, "up")
         chosen = choose_heads(target, heads)
         asyncio.run(_up(target, choose_draft(target, draft, chosen), {**given, "heads": chosen}))
 
@@ -121,7 +135,8 @@ def stack_settings(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
     )
     settings = {
         "shared": shared | pick(_SHARED_FLAGS),
-        "coordinator": {"port": CoordinatorSettings(**pick(("port",))).port, **pick(_COORDINATOR_FLAGS)},
+        "coordinator": {"port": CoordinatorSettings(**pick(("port",))).port}
+        | pick((*_COORDINATOR_FLAGS, "metrics_port")),
         "target_worker": ports["target_worker"] | revisions["target_worker"] | pick((*_WORKER_FLAGS, "heads")),
         "draft_worker": ports["draft_worker"] | revisions["draft_worker"] | pick((*_WORKER_FLAGS, "drafters")),
     }
@@ -160,6 +175,14 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
     for name, flag in (flags | {"gateway": "--gateway-port"}).items():
         own = settings.get(name, {})
         require_free(own.get("host", host), own.get("port", 0), flag)
+    coordinator = read_settings(CoordinatorSettings, settings["shared"] | settings["coordinator"])
+    require_free(metrics_host(coordinator), coordinator.metrics_port or 0, "--metrics-port")
+    if coordinator.tokens_file and token_of(ClientSettings()) is None:
+        raise InvalidArgument(
+            "--tokens-file lets in those alone who show a token, and `outrider up` has to ask whether all is well: set "
+            "OUTRIDER_TOKEN_FILE to a file of one of its tokens, or OUTRIDER_TOKEN",
+            field="tokens_file",
+        )
     await asyncio.to_thread(_prepare, {"target_worker": target, "draft_worker": draft}, settings)
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     stop_grace_s = settings["shared"].get("drain_grace_s", 30.0) + 5.0

@@ -23,13 +23,13 @@ from outrider.cli.app import app
 from outrider.client import Client
 
 TOY = "toy:vocab=128,seed=1"
-CALLS = ("generate", "trace", "models")
-"""They call a coordinator."""
+CALLS = ("generate", "trace", "models", "audit")
+"""They call a coordinator, in this order: what was generated is audited."""
 ALONE = ("plan", "token")
 PROCESSES = ("bench", "doctor", "verify")
 """They run by themselves; those that start services do at full counts alone, since each takes ten seconds of a core."""
 DEAR = ("bench", "verify")
-SERVICES = ("coordinator", "draft-worker", "target-worker", "gateway")
+SERVICES = ("up", "coordinator", "draft-worker", "target-worker", "gateway")
 """They run until they are stopped: tests/unit/test_pages.py has them read their arguments, other tests start them."""
 COMMANDS = sorted({tuple(words[1:]) for page in read_pages() for words in page.commands})
 
@@ -37,7 +37,7 @@ COMMANDS = sorted({tuple(words[1:]) for page in read_pages() for words in page.c
 def of(*kinds: str) -> list[tuple[str, ...]]:
     found = [words for words in COMMANDS if words[0] in kinds]
     assert {words[0] for words in found} == set(kinds)
-    return found
+    return sorted(found, key=lambda words: kinds.index(words[0]))
 
 
 @asynccontextmanager
@@ -45,6 +45,7 @@ async def stack_with_metrics() -> AsyncIterator[tuple[Stack, list[int]]]:
     ports = [free_port() for _ in range(3)]
     roles = ("coordinator", "draft_worker", "target_worker")
     settings: dict[str, Any] = {role: {"metrics_port": port} for role, port in zip(roles, ports, strict=True)}
+    settings["coordinator"]["record_streams"] = 16
     async with in_process_stack(TOY, f"{TOY},agreement=0.8", **settings) as stack:
         yield stack, ports
 

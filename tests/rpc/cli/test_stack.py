@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import socket
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import psutil
 import pytest
+from ports import free_port
 from programs import running
 
 from outrider.cli.stack import local_stack
@@ -178,3 +180,19 @@ async def test_up_refuses_a_bad_setting_before_it_starts_anything() -> None:
         _, errors = await process.communicate()
         assert process.returncode == 2
         assert b"--max-speculative-tokens" in errors
+
+
+async def test_up_exports_its_coordinators_metrics_and_records_streams() -> None:
+    port = free_port()
+    async with up("--record-streams=2", "--model-aliases=it=toy", f"--metrics-port={port}") as (process, address, _):
+        flags = (f"--address={address}", "--request-id=first", "--num-speculative-tokens=2", "--max-tokens=20")
+        async with command("generate", "!!", *flags) as generate:
+            await generate.communicate()
+        async with command("audit", "first", f"--address={address}") as audit:
+            output, errors = await audit.communicate()
+        assert (audit.returncode, b"AUDITED" in output) == (0, True), errors
+        exported = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics")
+        with exported:
+            assert b"outrider_build_info{python=" in exported.read()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 60) == 0

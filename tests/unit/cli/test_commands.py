@@ -258,6 +258,27 @@ def test_up_hands_worker_settings_on_and_a_revision_to_one_model_only(monkeypatc
     assert (exit_code, "give --revision and --draft-revision" in errors) == (2, True)
 
 
+def test_up_hands_settings_of_the_coordinator_to_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "metrics_port": 0, "metrics_host": "::1", "record_streams": 4, "model_aliases": "it=toy", "tokens_file": "file",
+    }  # fmt: skip
+    settings = stack_settings({**given, "gateway_port": 0})
+    assert {name: settings["coordinator"][name] for name in given} == given
+    for service in ("shared", "target_worker", "draft_worker", "gateway"):
+        assert not set(given) & set(settings[service])
+    for name in ("METRICS_PORT", "METRICS_HOST"):
+        with monkeypatch.context() as patched:
+            patched.setenv(f"OUTRIDER_{name}", "1")
+            exit_code, _, errors = invoke("up", *PAIR)
+        assert (exit_code, f"give --{name.lower().replace('_', '-')}, the coordinator's" in errors) == (2, True)
+
+
+def test_up_needs_a_token_where_its_coordinator_asks_for_one() -> None:
+    exit_code, _, errors = invoke("up", *PAIR, "--port=0", "--tokens-file=tokens")
+    assert (exit_code, "set OUTRIDER_TOKEN_FILE" in errors) == (2, True)
+    assert "starting" not in errors
+
+
 def test_a_share_of_memory_is_not_outdone_by_a_small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kv_cache_bytes" in small_worker("some/model")
     monkeypatch.setenv("OUTRIDER_MEMORY_FRACTION", "0.1")
