@@ -33,11 +33,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
     "include_reasoning": (True, False),
+    "reasoning_effort": (),
     "verbosity": ("medium",),
     "detokenize": (True,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "add_special_tokens": (),
+    "truncate_prompt_tokens": (),
     "prompt_logprobs": (),
 }
 """Fields that are not supported, with the values that ask for nothing: null in any, and in `best_of` that of `n`."""
