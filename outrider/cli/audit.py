@@ -17,7 +17,7 @@ from outrider.audit.frame import text_ids
 from outrider.audit.record import StreamRecord
 from outrider.cli.connect import connect
 from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables
+from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
 from outrider.errors import InvalidArgument
 from outrider.serving.records import read_records, write_records
@@ -33,7 +33,7 @@ _COLOURS = {Verdict.AUDITED: "green", Verdict.BREACH: "red", Verdict.INCONCLUSIV
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("audit", rich_help_panel="Prove and measure")(_command)
+    app.command("audit", epilog=CALLS_RULE, rich_help_panel="Prove and measure")(_command)
 
 
 def _command(

@@ -13,7 +13,7 @@ import typer
 from outrider.cli.chat_session import Messages, Session
 from outrider.cli.connect import connect
 from outrider.cli.console import describe_failure, err, out, print_error, reporting_errors
-from outrider.cli.flags import own_parameters, refuse_unknown_variables, with_parameters
+from outrider.cli.flags import CALLS_RULE, own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, given_options, request_parameters
 from outrider.cli.palette import Colour, choose_colour, legend, system_of
 from outrider.client import Client
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
     """Adds the command."""
     parameters = [*own_parameters(_command), *request_parameters()]
     help_text = "Talk with the model of a running coordinator. Ctrl-C stops only the answer."
-    app.command("chat", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
+    app.command("chat", help=help_text, epilog=CALLS_RULE, rich_help_panel="Use")(with_parameters(_command, parameters))
 
 
 def _command(

@@ -10,7 +10,6 @@ from rich.table import Table
 from outrider.cli.console import out, print_json, progress, reporting_errors
 from outrider.cli.flags import (
     VARIABLES_RULE,
-    PlainHelp,
     own_parameters,
     read_settings,
     settings_parameters,
@@ -24,7 +23,6 @@ def register(app: typer.Typer) -> None:
     """Adds the command."""
     add = app.command(
         "distill",
-        cls=PlainHelp,
         help="Make a draft of a target: generate text, train on it, measure, and write a checkpoint. "
         "The same command goes on where a killed one stopped.",
         epilog=VARIABLES_RULE,

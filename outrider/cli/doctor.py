@@ -25,7 +25,7 @@ from outrider.cli.doctor_bundle import write_bundle
 from outrider.cli.doctor_fleet import check_coordinator, check_security
 from outrider.cli.doctor_heads import check_heads
 from outrider.cli.doctor_limits import check_files, check_limits, num_cores, read_limits
-from outrider.cli.flags import CLIENT_VARIABLES
+from outrider.cli.flags import CALLS_RULE, CLIENT_VARIABLES
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
@@ -46,7 +46,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("doctor", rich_help_panel="Prove and measure")(_command)
+    app.command("doctor", epilog=CALLS_RULE, rich_help_panel="Prove and measure")(_command)
 
 
 def _command(

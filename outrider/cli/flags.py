@@ -26,6 +26,13 @@ VARIABLES_RULE = (
     f"Each setting has a variable too, {PREFIX}<FLAG>: --log-level is {PREFIX}LOG_LEVEL. A flag outweighs its variable."
 )
 """For the end of a help text: beside each flag its variable would not fit."""
+CALLS_RULE = (
+    "To the coordinator goes the token in OUTRIDER_TOKEN or, better, in the first line of file OUTRIDER_TOKEN_FILE. "
+    "It is called by TLS with OUTRIDER_TLS_CA (file of the authorities that its certificate may come from) or "
+    "OUTRIDER_TLS=true (any public one); OUTRIDER_TLS_SERVER_NAME is what the certificate must name if not the host; "
+    "OUTRIDER_TLS_CERT and OUTRIDER_TLS_KEY are a certificate of one's own, where it asks callers for one."
+)
+"""The same for a command that calls a coordinator: it has variables for these, and no flags."""
 
 
 class PlainHelp(TyperCommand):

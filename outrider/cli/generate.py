@@ -13,7 +13,7 @@ import typer
 
 from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
-from outrider.cli.flags import own_parameters, refuse_unknown_variables, with_parameters
+from outrider.cli.flags import CALLS_RULE, own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import InvalidArgument, OutriderError
@@ -28,7 +28,9 @@ def register(app: typer.Typer) -> None:
     """Adds the command."""
     parameters = [*own_parameters(_command), *request_parameters()]
     help_text = "Stream the answer to one prompt from a running coordinator."
-    app.command("generate", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
+    app.command("generate", help=help_text, epilog=CALLS_RULE, rich_help_panel="Use")(
+        with_parameters(_command, parameters)
+    )
 
 
 def _command(

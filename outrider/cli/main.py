@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import typer
 
+from outrider.cli.flags import PlainHelp
 from outrider.serving import huge_pages
 
 FILES = {
@@ -62,7 +63,17 @@ def application(commands: Iterable[str] = FILES) -> typer.Typer:
     app.callback()(_root)
     for file in dict.fromkeys(FILES[command] for command in commands):
         importlib.import_module(f"outrider.cli.{file}").register(app)
+    _make_plain(app)
     return app
+
+
+def _make_plain(app: typer.Typer) -> None:
+    """The help of every command, of those below it too."""
+    for command in app.registered_commands:
+        command.cls = PlainHelp
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _make_plain(group.typer_instance)
 
 
 def main() -> None:

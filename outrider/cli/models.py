@@ -12,7 +12,7 @@ from rich.table import Table
 from outrider.cli import bundles
 from outrider.cli.connect import connect
 from outrider.cli.console import out, print_json, progress, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables
+from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
 from outrider.errors import NotFound, OutriderError, Unavailable
 from outrider.settings import WorkerSettings
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(_app, name="models", rich_help_panel="Use")
 
 
-@_app.command("list")
+@_app.command("list", epilog=CALLS_RULE)
 def list_models(address: Address = DEFAULT_ADDRESS, as_json: Json = False) -> None:
     """Bundles, models in the hub's cache, and models that a coordinator serves."""
     with reporting_errors():
@@ -67,7 +67,7 @@ def get_model(
             out.print(f"{model} is ready: {path}", markup=False)
 
 
-@_app.command("info")
+@_app.command("info", epilog=CALLS_RULE)
 def show_model(
     model: Annotated[str, typer.Argument(help="Served name, or a bundle, hub id, folder, GGUF file or toy.")] = "",
     address: Address = DEFAULT_ADDRESS,

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from outrider.cli.console import reporting_errors
-from outrider.cli.flags import VARIABLES_RULE, PlainHelp, keyword, read_settings, settings_parameters, with_parameters
+from outrider.cli.flags import VARIABLES_RULE, keyword, read_settings, settings_parameters, with_parameters
 from outrider.serving.server import run as run_server
 from outrider.settings import (
     CoordinatorSettings,
@@ -36,14 +36,13 @@ _MODULES = {role: f"{role.replace('-', '_')}.server" for role in SETTINGS} | {"g
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     for role, cls in SETTINGS.items():
-        add = app.command(
-            role, cls=PlainHelp, help=f"Run {_article(cls)} alone.", epilog=VARIABLES_RULE, rich_help_panel="Services"
-        )
+        add = app.command(role, help=f"Run {_article(cls)} alone.", epilog=VARIABLES_RULE, rich_help_panel="Services")
         add(_command(role, cls))
 
 
 def _article(cls: type[ListenerSettings]) -> str:
-    return (cls.__doc__ or "").strip().rstrip(".").lower()
+    text = (cls.__doc__ or "").strip().rstrip(".")
+    return text[:1].lower() + text[1:]
 
 
 def _command(role: str, cls: type[ListenerSettings]) -> Any:

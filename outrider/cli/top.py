@@ -18,7 +18,7 @@ from rich.text import Text
 
 from outrider.cli.connect import connect
 from outrider.cli.console import describe_failure, out, print_json, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables
+from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
 from outrider.cli.palette import Colour, choose_colour
 from outrider.cli.top_view import Look, render, summarise
@@ -30,7 +30,7 @@ LOOK_TIMEOUT_S = 5.0
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("top", rich_help_panel="Use")(_command)
+    app.command("top", epilog=CALLS_RULE, rich_help_panel="Use")(_command)
 
 
 def _command(

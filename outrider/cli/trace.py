@@ -17,7 +17,7 @@ from rich.text import Text
 
 from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
-from outrider.cli.flags import own_parameters, refuse_unknown_variables, with_parameters
+from outrider.cli.flags import CALLS_RULE, own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
 from outrider.cli.timeline import COLOURS, segments, totals
 from outrider.cli.timeline_svg import draw
@@ -34,7 +34,9 @@ def register(app: typer.Typer) -> None:
     """Adds the command."""
     parameters = [*own_parameters(_command), *request_parameters()]
     help_text = "Show where a request's time went, round by round: draft, network, queue, verify."
-    app.command("trace", help=help_text, rich_help_panel="Use")(with_parameters(_command, parameters))
+    app.command("trace", help=help_text, epilog=CALLS_RULE, rich_help_panel="Use")(
+        with_parameters(_command, parameters)
+    )
 
 
 def _command(

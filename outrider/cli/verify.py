@@ -16,7 +16,7 @@ from outrider.cli import proof
 from outrider.cli.bundles import prepare
 from outrider.cli.connect import connect
 from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
-from outrider.cli.flags import refuse_unknown_variables, refuse_variables
+from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables, refuse_variables
 from outrider.cli.law import POWER
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.prompts import for_model, read_prompts, spread
@@ -44,7 +44,7 @@ _OPENINGS = (
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("verify", rich_help_panel="Prove and measure")(_command)
+    app.command("verify", epilog=CALLS_RULE, rich_help_panel="Prove and measure")(_command)
 
 
 def _command(

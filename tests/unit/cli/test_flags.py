@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from outrider.cli.app import app
 from outrider.cli.flags import flag_of, read_settings, settings_parameters, to_flags, with_parameters
+from outrider.cli.main import FILES, application
 from outrider.cli.services import SETTINGS
 from outrider.errors import InvalidArgument
+from outrider.settings import PREFIX, ClientSettings
 
 FIELDS = [(cls, name) for cls in SETTINGS.values() for name in cls.model_fields]
 IDS = [f"{cls.__name__}-{name}" for cls, name in FIELDS]
@@ -77,11 +83,44 @@ def test_help_names_each_flag_and_meaning(cls: type[BaseSettings], monkeypatch: 
         assert str(field.description)[:30] in output
 
 
+def commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Each command below, by its words, and the names of its options that are shown."""
+    for name, one in getattr(command, "commands", {}).items():
+        yield from commands(one, *path, name)
+    shown = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
+    yield path, [name for param in shown for name in (*param.opts, *param.secondary_opts)]
+
+
+COMMANDS = list(commands(get_command(app)))
+
+
+@cache
+def narrow_help(path: tuple[str, ...]) -> str:
+    """Of a command, on a terminal of 80 columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+        return CliRunner().invoke(application(path[:1] or FILES), [*path, "--help"], env={"COLUMNS": "80"}).output
+
+
+@pytest.mark.parametrize(("path", "names"), COMMANDS, ids=[" ".join(path) or "outrider" for path, _ in COMMANDS])
+def test_no_narrow_help_cuts_the_name_of_an_option(path: tuple[str, ...], names: list[str]) -> None:
+    output = narrow_help(path)
+    assert max(map(len, output.splitlines())) <= 80
+    assert not set(names) - set(output.replace(",", " ").replace("/", " ").split())
+
+
+def test_the_commands_are_all_there_and_those_that_call_a_coordinator_name_its_variables() -> None:
+    assert sum(len(names) for _, names in COMMANDS) > 300
+    variables = {f"{PREFIX}{name.upper()}" for name in ClientSettings.model_fields}
+    callers = [path for path, names in COMMANDS if "--address" in names and path[0] != "ray"]
+    assert len(callers) == 9
+    for path in callers:
+        assert variables <= set(re.findall(r"OUTRIDER_[A-Z_]+", narrow_help(path))), path
+
+
 @pytest.mark.parametrize("role", [*SETTINGS, "up"])
-def test_a_narrow_help_cuts_no_flag_and_tells_the_rule_of_variables(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
-    output = CliRunner().invoke(app, [role, "--help"]).output
+def test_a_narrow_help_cuts_no_flag_and_tells_the_rule_of_variables(role: str) -> None:
+    output = narrow_help((role,))
     assert max(map(len, output.splitlines())) <= 80
     names = SETTINGS[role].model_fields if role in SETTINGS else ("host", "target_port", "num_speculative_tokens")
     words = output.replace(",", " ").replace("/", " ").split()
