@@ -17,6 +17,7 @@ from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
 from outrider.median import Median
 from outrider.server_info import DraftRounds
+from outrider.serving.refused import mending
 from outrider.serving.tls import WORKER_NAMES, Dialer
 from outrider.serving.worker_calls import WorkerDescription, describe, is_serving, watch_serving
 
@@ -73,6 +74,8 @@ class WorkerRecord:
         self._on_change = on_change
         self._kicked = asyncio.Event()
         self._says_no = False
+        self._mending = ""
+        """Settings that must change before the worker can be used, as of the last probe."""
         self._listener = asyncio.create_task(self._listen())
         self._watcher = asyncio.create_task(self._watch())
 
@@ -172,8 +175,9 @@ class WorkerRecord:
             self.answers, self.detail = answered, detail
             self.first_probe.set()
             if changed:
-                level = logging.WARNING if was_lost and detail != NOT_SERVING else logging.INFO
-                log.log(level, "%s worker %s: %s", self.role, self.address, detail or "healthy")
+                is_bad = self._mending or (was_lost and detail != NOT_SERVING)
+                told = "; ".join(filter(None, (detail or "healthy", self._mending)))
+                log.log(logging.WARNING if is_bad else logging.INFO, "%s worker %s: %s", self.role, self.address, told)
                 self._on_change()
             if was_lost and detail != NOT_SERVING and self.description is not None:
                 self._deaths.lost(self.description.incarnation)
@@ -205,6 +209,7 @@ class WorkerRecord:
             self._on_change()
 
     async def _probe(self) -> tuple[bool, str]:
+        self._mending = ""
         try:
             known, timeout_s = self.description, self._probe_timeout_s
             found = await self._describe(without_tokenizer=known is not None, timeout_s=timeout_s)
@@ -221,12 +226,14 @@ class WorkerRecord:
             num_foreign_blocks = found.capacity.num_promised_blocks - self.num_promised_blocks
             self._foreign.heard(self.num_foreign_sessions, num_foreign_blocks)
             if found.role != self.role:
+                self._mending = "see --target-workers and --draft-workers"
                 return False, f"is a {found.role or 'nameless'} worker, listed as {self.role}"
             started = time.perf_counter()
             serving = await is_serving(self.channel, self.role, timeout_s=timeout_s)
             self.network.add(1000 * (time.perf_counter() - started))
             return (True, "") if serving else (False, NOT_SERVING)
         except OutriderError as error:
+            self._mending = mending(error, WORKER_NAMES.get(self.role, ""))
             return False, f"{error.status}: {error.message}"
         except Exception as error:  # a tokenizer or template of any library's making
             return False, f"its tokenizer or chat template cannot be read: {error}"

@@ -15,6 +15,8 @@ import grpc
 
 from outrider.errors import InvalidArgument
 from outrider.serving.naming import Resolve, resolve, split_names
+from outrider.serving.refused import mending
+from outrider.serving.status import from_rpc_error
 from outrider.serving.tls import COORDINATOR_NAME, Dialer
 from outrider.settings import WorkerSettings
 from outrider.v1 import worker_pb2, worker_pb2_grpc
@@ -115,7 +117,7 @@ class FleetMember:
     ) -> worker_pb2.RegisterWorkerResponse | None:
         """Until the files of TLS are of another version. The lease stays: what it is."""
         stub = worker_pb2_grpc.FleetServiceStub(channel)
-        retry_s = MIN_RETRY_S
+        retry_s, warned_of = MIN_RETRY_S, ""
         while self._dialer.version == version:
             try:
                 if lease is None:
@@ -132,7 +134,12 @@ class FleetMember:
                 lease = None
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     continue
-                log.info("coordinator %s: %s %s", address, error.code().name, error.details())
+                told = f"coordinator {address}: {error.code().name} {error.details()}"
+                advice = mending(from_rpc_error(error), COORDINATOR_NAME)
+                if advice:
+                    told += f"; {advice}"
+                log.log(logging.WARNING if advice and told != warned_of else logging.INFO, "%s", told)
+                warned_of = told
             await asyncio.sleep(retry_s)
             retry_s = min(MAX_RETRY_S, 2 * retry_s)
         return lease

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,12 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ports import free_port
 from stack import Stack, in_process_stack, start
 
+import coordinator.server
 import target_worker.server
 from outrider import TLS, Chunk, Client
 from outrider.errors import InvalidArgument, Unavailable
 from outrider.serving.channel import open_channel
 from outrider.serving.tls import Dialer
-from outrider.settings import TargetWorkerSettings
+from outrider.settings import CoordinatorSettings, TargetWorkerSettings
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
 TOY = "toy:vocab=16,seed=1"
@@ -283,3 +285,69 @@ async def test_health_checks_need_no_certificate_at_a_port_of_their_own(fleet: F
             await stub.DescribeWorker(worker_pb2.DescribeWorkerRequest(), timeout=20)
         assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED, "nothing else is served there"
     await worker.close()
+
+
+async def warned(caplog: pytest.LogCaptureFixture, logger: str) -> str:
+    """The first warning of a logger."""
+    async with asyncio.timeout(60):
+        while True:
+            for record in caplog.records:
+                if record.name == logger and record.levelno == logging.WARNING:
+                    return record.getMessage()
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({"coordinator": "draft-worker"}, "PERMISSION_DENIED: .*; --tls-cert here must be .* role of this server"),
+        ({"coordinator": "fleet_token_file"}, "UNAUTHENTICATED: .*; the first line of the caller's --fleet-token-file"),
+        ({"target-worker": "draft-worker"}, "UNAVAILABLE: .*; --tls-cert there must be .* names 'target-worker'"),
+        ({"target-worker": "stranger"}, "UNAVAILABLE: .*; --tls-ca here must hold the authority of --tls-cert there"),
+    ],
+    ids=["role-of-coordinator", "token", "role-of-worker", "authority"],
+)
+async def test_a_coordinator_warns_of_what_only_a_setting_mends(
+    fleet: Fleet, tmp_path: Path, changed: dict[str, str], advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {
+        "coordinator": fleet.settings("coordinator", client_ca=False),
+        "target-worker": fleet.settings("target-worker"),
+    }
+    for role, settings in own.items():
+        secret = tmp_path / f"{role}-secret"
+        secret.write_text(("theirs" if changed.get(role) == "fleet_token_file" else "ours") * 16)
+        settings["fleet_token_file"] = str(secret)
+        if (shown := changed.get(role)) in ("draft-worker", "stranger"):
+            pair = fleet.stranger.certify(role) if shown == "stranger" else fleet.pairs[shown]
+            settings |= {"tls_cert": pair.cert, "tls_key": pair.key}
+    worker = await start(target_worker.server.serve, TargetWorkerSettings(model=TOY, port=0, **own["target-worker"]))
+    values = {"target_workers": (worker.address,), "port": 0, "drain_grace_s": 0}
+    try:
+        server = await start(coordinator.server.serve, CoordinatorSettings(**values, **own["coordinator"]))
+        try:
+            told = await warned(caplog, "coordinator.fleet.worker")
+            assert re.search(f"target worker {worker.address}: {advice}", told), told
+        finally:
+            await server.close()
+    finally:
+        await worker.close()
+
+
+async def test_a_worker_warns_once_of_a_coordinator_that_will_never_take_it(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="outrider.serving.fleet")
+    wrong = {**fleet.settings("target-worker", client_ca=False)}
+    wrong |= {"tls_cert": fleet.pairs["draft-worker"].cert, "tls_key": fleet.pairs["draft-worker"].key}
+    async with in_process_stack(draft=None, num_targets=0, coordinator=fleet.settings("coordinator")) as stack:
+        settings = TargetWorkerSettings(model=TOY, port=0, coordinators=(stack.address,), **wrong)
+        worker = await start(target_worker.server.serve, settings)
+        told = await warned(caplog, "outrider.serving.fleet")
+        assert "must name target-worker" in told
+        assert told.endswith("; --tls-cert here must be a certificate that names the role of this server")
+        async with asyncio.timeout(30):
+            while len(lines := [r for r in caplog.records if r.getMessage() == told]) < 3:
+                await asyncio.sleep(0.05)
+        assert [record.levelname for record in lines[:3]] == ["WARNING", "INFO", "INFO"]
+        await worker.close()
