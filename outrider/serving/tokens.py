@@ -119,7 +119,14 @@ def token_from_file(path: str) -> TokenSource:
 
     def parse(contents: bytes) -> str:
         token = contents.decode(errors="replace").partition("\n")[0].strip()
-        bearer_metadata(token)
+        try:
+            bearer_metadata(token)
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"the first line of {path} must be a token and nothing else, printable ASCII without spaces, as "
+                "`outrider token new --out` writes it",
+                field="token_file",
+            ) from None
         return token
 
     return Watched([path], parse).current
