@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +45,19 @@ class Authority:
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.ca = self._write("ca.pem", own.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def certify(self, *names: str, until: datetime.datetime = NOW + 5 * DAY) -> Pair:
-        """For loopback and these DNS names."""
+    def certify(
+        self,
+        *names: str,
+        until: datetime.datetime = NOW + 5 * DAY,
+        common_name: str = "",
+        others: Sequence[x509.GeneralName] = (),
+    ) -> Pair:
+        """For loopback and these DNS names. common_name: empty for the first of them. others: names of other kinds."""
         key = ec.generate_private_key(ec.SECP256R1())
         self._number += 1
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0] if names else "nobody")])
-        alternatives = x509.SubjectAlternativeName([*LOOPBACK, *map(x509.DNSName, names)])
+        common_name = common_name or (names[0] if names else "nobody")
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        alternatives = x509.SubjectAlternativeName([*LOOPBACK, *map(x509.DNSName, names), *others])
         uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         builder = self._builder(subject, key.public_key(), until)
         signed = builder.add_extension(alternatives, critical=False).add_extension(uses, critical=False)

@@ -16,6 +16,7 @@ import grpc
 
 from outrider.errors import InvalidArgument
 from outrider.serving.channel import CLIENT_OPTIONS
+from outrider.serving.dns_names import dns_names
 from outrider.serving.naming import split_names
 from outrider.serving.tokens import FleetTokens
 from outrider.serving.watched import Watched
@@ -24,7 +25,8 @@ from outrider.settings import ServerSettings
 COORDINATOR_NAME = "coordinator"
 WORKER_NAMES = {"draft": "draft-worker", "target": "target-worker"}
 """By role, what a certificate must name."""
-_SAN, _COMMON_NAME = "x509_subject_alternative_name", "x509_common_name"
+_CERTIFICATE = "x509_pem_cert"
+"""Of gRPC's authentication context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +150,10 @@ def server_credentials(settings: ServerSettings, on_handshake: Callable[[], None
 
 
 def certificate_names(context: Any) -> frozenset[str]:
-    """Of the caller of an RPC: the names in its certificate, empty where it showed none."""
-    found = context.auth_context()
-    return frozenset(name.decode(errors="replace") for key in (_SAN, _COMMON_NAME) for name in found.get(key, ()))
+    """Of the caller of an RPC: the DNS names among its certificate's subject alternative names, and no other kind of
+    name. Empty where it showed none."""
+    shown = list(context.auth_context().get(_CERTIFICATE, ()))
+    return dns_names(shown[0]) if len(shown) == 1 else frozenset()
 
 
 def _check_pair(certificate: str, key: str, prefix: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 import pytest
 from certificates import DAY, NOW, Authority, Pair
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ports import free_port
 from stack import Stack, in_process_stack, start
@@ -124,6 +126,29 @@ async def test_callers_that_a_worker_does_not_know_are_refused_and_counted(fleet
         assert (await counters(port))["connections"] == 2
     finally:
         await worker.close()
+
+
+async def test_a_role_is_a_dns_name_and_no_other_kind(fleet: Fleet) -> None:
+    """What people may have certified for themselves opens nothing: neither a worker nor registration."""
+    kinds: dict[str, Callable[[str], dict[str, Any]]] = {
+        "common name": lambda role: {"common_name": role},
+        "URI": lambda role: {"others": [x509.UniformResourceIdentifier(role)]},
+        "email": lambda role: {"others": [x509.RFC822Name(role)]},
+        "directory": lambda role: {
+            "others": [x509.DirectoryName(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)]))]
+        },
+    }
+
+    def alice(**named: Any) -> Dialer:
+        return Dialer(fleet.client(fleet.authority.certify("alice", **{"common_name": "alice", **named})))
+
+    async with secured(fleet, **fleet.settings("coordinator")) as stack:
+        for kind, named in kinds.items():
+            dialer = alice(**named("coordinator"))
+            async with dialer.open(stack.target[0].address, "target-worker") as channel:
+                assert await describe_status(channel) == "PERMISSION_DENIED", kind
+            with pytest.raises(grpc.aio.AioRpcError, match="names alice, localhost"):
+                await register(stack.address, worker_pb2.WORKER_ROLE_TARGET, alice(**named("target-worker")))
 
 
 async def test_a_client_trusts_only_the_authority_and_the_name_that_it_was_told(fleet: Fleet) -> None:
