@@ -83,7 +83,7 @@ class Tenants:
         self._header = settings.trusted_tenant_header
         self._tokens = TenantTokens(settings.tokens_file) if settings.tokens_file else None
         path = settings.tenant_limits_file
-        self._limits = Watched([path], parse_limits) if path else None
+        self._limits = Watched([path], parse_limits, ["tenant_limits_file"]) if path else None
         self._clock = clock
         self._due: OrderedDict[str, float] = OrderedDict()
         """By tenant, when its calls so far would have come if they had come evenly (generic cell rate algorithm)."""

@@ -23,5 +23,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reporting_errors():
+    with reporting_errors(DraftWorkerSettings):
         main()

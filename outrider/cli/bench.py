@@ -97,7 +97,7 @@ def _command(
         settings = TargetWorkerSettings(**values)
         cells = _cells(prompts, workload or [], temperature or [0.0], num_prompts)
         if sweep and profile_file:
-            raise InvalidArgument("profile needs a run without sweep", field="profile")
+            raise InvalidArgument("--profile needs a run without --sweep", field="profile")
         if profile_file is not None:
             profile_file.touch()  # a folder that is not there is told now and not after the run
         if plot is not None:
@@ -105,7 +105,7 @@ def _command(
         chosen = choose_draft(target, draft, settings.heads)
         if chosen is None and not settings.heads:
             raise InvalidArgument(
-                "draft none leaves plain decoding to compare with itself: give a --draft or --heads", field="draft"
+                "--draft none leaves plain decoding to compare with itself: give a --draft or --heads", field="draft"
             )
         speculation: GenerateOptions = {"drafter": drafter, "acceptance": acceptance}
         if num_speculative_tokens is not None:
@@ -127,7 +127,7 @@ def _cells(path: Path | None, workloads: list[str], temperatures: list[float], n
         workloads = list(WORKLOADS)
     unknown = sorted(set(workloads) - set(WORKLOADS))
     if unknown:
-        raise InvalidArgument(f"workload {unknown[0]!r} is none of {', '.join(WORKLOADS)}, all", field="workload")
+        raise InvalidArgument(f"--workload {unknown[0]!r} is none of {', '.join(WORKLOADS)}, all", field="workload")
     kinds: list[str | None] = list(dict.fromkeys(workloads)) or [None]
     return [
         Cell(kind or MIXED_WORKLOAD, temperature, tuple(spread(read_prompts(path, kind), num_prompts)))

@@ -17,9 +17,9 @@ WIDTH_IN, HEIGHT_IN = 7.0, 4.0
 def check_plot(path: Path, sweep: str | None) -> None:
     """Before anything is measured. Raises InvalidArgument, ModuleNotFoundError or OSError for what cannot be drawn."""
     if sweep not in ("gamma", "concurrency"):
-        raise InvalidArgument("plot draws a sweep: give --sweep gamma or --sweep concurrency too", field="plot")
+        raise InvalidArgument("--plot draws a sweep: give --sweep gamma or --sweep concurrency too", field="plot")
     if path.suffix.lower() != ".svg":
-        raise InvalidArgument(f"plot is {str(path)!r}, must be a file named *.svg", field="plot")
+        raise InvalidArgument(f"--plot is {str(path)!r}, must be a file named *.svg", field="plot")
     import matplotlib  # noqa: F401  its lack is told before the run
 
     path.touch()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider.cli.setting_names import naming_variables
 from outrider.client import Client
 from outrider.errors import InvalidArgument
 from outrider.serving.tls import TLS
@@ -17,7 +18,12 @@ from outrider.settings import ClientSettings
 def connect(address: str, settings: ClientSettings | None = None, **options: Any) -> Client:
     """options: of `Client`. Raises InvalidArgument for settings or files that are no good."""
     settings = settings or ClientSettings()
-    return Client(address, tls=tls_of(settings), token=token_of(settings), **options)
+    try:
+        return Client(address, tls=tls_of(settings), token=token_of(settings), **options)
+    except InvalidArgument as error:
+        if (told := naming_variables(error)) is None:
+            raise
+        raise InvalidArgument(told, reason=error.reason) from None
 
 
 def tls_of(settings: ClientSettings) -> TLS | None:

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from pydantic_settings import BaseSettings
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from outrider.cli.setting_names import flag_and_variable, flag_of, naming_settings
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.settings import PREFIX
 
@@ -72,8 +74,9 @@ def debugging() -> bool:
 
 
 @contextmanager
-def reporting_errors() -> Iterator[None]:
-    """Turns failures into one line that names the fix; with log level debug the traceback comes first."""
+def reporting_errors(*settings: type[BaseSettings]) -> Iterator[None]:
+    """Turns failures into one line that names the fix; with log level debug the traceback comes first. settings: those
+    that the command has a flag and a variable for each of."""
     try:
         yield
     except BrokenPipeError:  # who reads us has enough, as in `| head`
@@ -82,22 +85,25 @@ def reporting_errors() -> Iterator[None]:
     except (OutriderError, ValidationError, ModuleNotFoundError, OSError) as error:
         if debugging():
             err.print_exception()
-        fail(*describe_failure(error))
+        fail(*describe_failure(error, *settings))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def describe_failure(error: BaseException) -> tuple[str, int]:
-    """Message and exit code."""
+def describe_failure(error: BaseException, *settings: type[BaseSettings]) -> tuple[str, int]:
+    """Message and exit code. settings: whose fields are called by their flags and variables."""
     match error:
         case ValidationError():
             return "; ".join(_describe_field(fault) for fault in error.errors()), EXIT_USAGE
         case InvalidArgument():
-            where = f" [{error.field}]" if error.field and error.field not in error.message else ""
+            if (told := naming_settings(error, *settings)) is not None:
+                return told, EXIT_USAGE
+            field = error.field or ""
+            where = "" if field in error.message or flag_of(field) in error.message else f" [{field}]"
             return error.message + where, EXIT_USAGE
         case OutriderError():
-            wait = f" (try again in {error.retry_delay_s:g} s)" if error.retry_delay_s else ""
-            return error.message + wait, EXIT_FAILURE
+            is_told = not error.retry_delay_s or "try again in" in error.message
+            return error.message + ("" if is_told else f" (try again in {error.retry_delay_s:.3g} s)"), EXIT_FAILURE
         case ModuleNotFoundError() if error.name in _EXTRAS:
             return f"{error.name} is not installed: pip install 'outrider[{_EXTRAS[error.name]}]'", EXIT_FAILURE
     return f"{type(error).__name__}: {error}", EXIT_FAILURE
@@ -106,7 +112,7 @@ def describe_failure(error: BaseException) -> tuple[str, int]:
 def _describe_field(fault: Any) -> str:
     name = str(fault["loc"][0]) if fault["loc"] else "settings"
     message = fault["msg"].removeprefix("Value error, ")
-    return f"--{name.replace('_', '-')} ({PREFIX}{name.upper()}) is {fault['input']!r}: {message}"
+    return f"{flag_and_variable(name)} is {fault['input']!r}: {message}"
 
 
 @contextmanager

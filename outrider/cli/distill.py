@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _run(*, as_json: Json = False, **given: Any) -> None:
-    with reporting_errors():
+    with reporting_errors(DistillSettings):
         settings = read_settings(DistillSettings, given)
         from outrider.distill.pipeline import distill
 

@@ -25,7 +25,7 @@ from outrider.cli.doctor_bundle import write_bundle
 from outrider.cli.doctor_fleet import check_coordinator, check_security
 from outrider.cli.doctor_heads import check_heads
 from outrider.cli.doctor_limits import check_files, check_limits, num_cores, read_limits
-from outrider.cli.flags import CALLS_RULE, CLIENT_VARIABLES
+from outrider.cli.flags import CALLS_RULE, CLIENT_VARIABLES, with_likely_names
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
@@ -77,7 +77,7 @@ def _command(
         chosen_heads = choose_heads(target, heads)
         chosen = choose_draft(target, draft, chosen_heads)
         if metrics and bundle is None:
-            raise InvalidArgument("metrics go into a bundle: give --bundle FILE too", field="metrics")
+            raise InvalidArgument("--metrics goes into a bundle: give --bundle FILE too", field="metrics")
         if bundle is not None:
             bundle.touch()  # a folder that is not there is told now and not after the checks
     for check in run_checks(target, chosen, chosen_heads, with_models=models):
@@ -155,7 +155,7 @@ def check_packages() -> Iterator[Check]:
 def check_variables() -> Check:
     unknown = unknown_variables(CLIENT_VARIABLES)
     if unknown:
-        return Check("fail", "environment", f"nothing reads {', '.join(unknown)}", "unset it, or mend its name")
+        return Check("fail", "environment", f"nothing reads {with_likely_names(unknown)}", "unset it, or mend its name")
     return Check("ok", "environment", "no unknown OUTRIDER_ variable")
 
 

@@ -92,7 +92,7 @@ def check_security(role: str, settings: ListenerSettings) -> Check:
             TenantTokens(settings.tokens_file)
             held.append("callers' tokens")
     except OutriderError as error:
-        return Check("fail", name, describe_failure(error)[0], "mend the file, or its setting")
+        return Check("fail", name, describe_failure(error, type(settings))[0], "mend the file, or its setting")
     detail = f"{settings.host}: {', '.join(held) or 'neither TLS nor tokens'}"
     if held or is_loopback(settings.host):
         if held and not settings.tls_cert and not is_loopback(settings.host):

@@ -37,7 +37,7 @@ def draft_vocab(
 
         file = Path(bundles.prepare(model)) / "tokenizer.json"
         if not file.is_file():
-            raise InvalidArgument(f"model: {model} has no tokenizer.json, which is needed", field="model")
+            raise InvalidArgument(f"--model {model} has no tokenizer.json, which is needed", field="model")
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         counts = Counter(i for path in texts for i in tokenizer.encode(_read(path), add_special_tokens=False).ids)
@@ -45,7 +45,7 @@ def draft_vocab(
         try:
             write_draft_vocab(output, ids, tokenizer_fingerprint(tokenizer.to_str()))
         except OSError as error:
-            raise InvalidArgument(f"output: cannot write {output} ({error})", field="output") from error
+            raise InvalidArgument(f"--output: cannot write {output} ({error})", field="output") from error
         listed = set(ids)
         covered = sum(count for token_id, count in counts.items() if token_id in listed)
         total = counts.total()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
@@ -15,8 +16,9 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 from typer.core import TyperCommand
 
+from outrider.cli.setting_names import flag_of
 from outrider.errors import InvalidArgument
-from outrider.settings import PREFIX, unknown_variables
+from outrider.settings import PREFIX, known_variables, unknown_variables
 
 S = TypeVar("S", bound=BaseSettings)
 CLIENT_VARIABLES = {"OUTRIDER_ADDRESS", "OUTRIDER_CACHE", "OUTRIDER_TEST_SCALE"}
@@ -40,11 +42,6 @@ class PlainHelp(TyperCommand):
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__(*args, **{**values, "rich_markup_mode": None})
-
-
-def flag_of(name: str) -> str:
-    """`num_threads` -> `--num-threads`."""
-    return "--" + name.replace("_", "-")
 
 
 def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -104,7 +101,14 @@ def refuse_unknown_variables() -> None:
     """A variable that nothing reads is a typo."""
     unknown = unknown_variables(CLIENT_VARIABLES)
     if unknown:
-        raise InvalidArgument(f"unknown environment variable {', '.join(unknown)}: unset it, or mend its name")
+        raise InvalidArgument(f"unknown environment variable {with_likely_names(unknown)}: unset it, or mend its name")
+
+
+def with_likely_names(unknown: Sequence[str]) -> str:
+    """Variables that nothing reads, each with the one that was probably meant."""
+    known = sorted(name.removeprefix(PREFIX) for name in known_variables() | CLIENT_VARIABLES)
+    likely = {name: difflib.get_close_matches(name.removeprefix(PREFIX), known, 1) for name in unknown}
+    return ", ".join(name + (f" (did you mean {PREFIX}{near[0]}?)" if near else "") for name, near in likely.items())
 
 
 def refuse_variables(meant: Mapping[str, str], command: str) -> None:

@@ -18,6 +18,7 @@ from coordinator.simulator.planning import LOADS, MAX_STREAMS, Fleet, Planner
 from coordinator.simulator.world import World
 from outrider.cli.console import out, print_json, reporting_errors
 from outrider.cli.options import Json
+from outrider.cli.setting_names import flag_of
 from outrider.errors import InvalidArgument
 from outrider.settings import CoordinatorSettings
 
@@ -83,7 +84,7 @@ def _command(
         chances = list(dict.fromkeys(acceptance or [_acceptance(measured)]))
         if len(rtts) * len(chances) > MAX_PLANS:
             raise InvalidArgument(
-                f"draft_rtt_ms and acceptance make {len(rtts) * len(chances)} plans, at most {MAX_PLANS} at once",
+                f"--draft-rtt-ms and --acceptance make {len(rtts) * len(chances)} plans, at most {MAX_PLANS} at once",
                 field="draft_rtt_ms",
             )
         plans = []
@@ -106,7 +107,7 @@ def _plan(
     world: World, acceptance: float, num_streams: int, min_tokens_per_s: float | None, max_draft_tokens: int
 ) -> dict[str, Any]:
     if not math.isfinite(acceptance):
-        raise InvalidArgument(f"acceptance is {acceptance}, must be from 0 to 1", field="acceptance")
+        raise InvalidArgument(f"--acceptance is {acceptance}, must be from 0 to 1", field="acceptance")
     apart = Planner(world, acceptance, max_draft_tokens=max_draft_tokens)
     beside = apart.colocated()
     alone = apart.speed(1)
@@ -122,7 +123,8 @@ def _plan(
     if fleets[0] is None and fleets[1] is None:
         most = max(alone.tokens_per_s, beside.speed(1).tokens_per_s)
         raise InvalidArgument(
-            f"min_tokens_per_s is {least:g}, but with these costs a stream gets {most:.1f} at most, alone on a target",
+            f"--min-tokens-per-s is {least:g}, but with these costs a stream gets {most:.1f} at most, alone on a "
+            "target",
             field="min_tokens_per_s",
         )
     return {
@@ -147,12 +149,12 @@ def _read(path: Path | None) -> Mapping[str, Any] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidArgument(f"profile: cannot read {path}: {error.strerror}", field="profile") from None
+        raise InvalidArgument(f"--profile: cannot read {path}: {error.strerror}", field="profile") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidArgument(f"profile {path} is no JSON file: {error}", field="profile") from None
+        raise InvalidArgument(f"--profile {path} is no JSON file: {error}", field="profile") from None
     if not isinstance(found, dict) or not isinstance(found.get("workers"), list):
         raise InvalidArgument(
-            f"profile {path} has no workers: write it with `outrider bench --profile`", field="profile"
+            f"--profile {path} has no workers: write it with `outrider bench --profile`", field="profile"
         )
     return found
 
@@ -174,16 +176,18 @@ def _cost(
     one_ms, row_ms = given[first], given[further]
     if one_ms is not None:
         if not one_ms:
-            raise InvalidArgument(f"{first} is 0, must be above 0", field=first)
+            raise InvalidArgument(f"{flag_of(first)} is 0, must be above 0", field=first)
         row_ms = assumed_share * one_ms if row_ms is None else row_ms
         if row_ms > one_ms:
-            raise InvalidArgument(f"{further} is {row_ms:g}, above {first}, which is {one_ms:g}", field=further)
+            raise InvalidArgument(
+                f"{flag_of(further)} is {row_ms:g}, above {flag_of(first)}, which is {one_ms:g}", field=further
+            )
         return Line(one_ms - row_ms, row_ms)
-    flag = "--" + first.replace("_", "-")
+    flag = flag_of(first)
     if row_ms is not None:
-        raise InvalidArgument(f"{further} says nothing without {first}: give {flag} too", field=further)
+        raise InvalidArgument(f"{flag_of(further)} says nothing without {flag}: give that too", field=further)
     if profile is None:
-        raise InvalidArgument(f"{first} is missing: give {flag}, or --profile", field=first)
+        raise InvalidArgument(f"{flag} is missing: give it, or --profile", field=first)
     for index, worker in enumerate(profile["workers"]):
         if isinstance(worker, dict) and worker.get("role") == role:
             return read_timings(worker, f"workers[{index}]")
@@ -195,7 +199,7 @@ def _acceptance(profile: Mapping[str, Any] | None) -> float:
     """Of a draft once those before it were accepted: the chance under which rounds of the profile's γ commit as many
     tokens in the mean as they did."""
     if profile is None:
-        raise InvalidArgument("acceptance is missing: give --acceptance, or --profile", field="acceptance")
+        raise InvalidArgument("--acceptance is missing: give it, or --profile", field="acceptance")
     try:
         rounds = [
             (int(row["num_draft_tokens"]), int(row["num_rounds"]), float(row["mean_tokens"]))
@@ -221,7 +225,7 @@ def _acceptance(profile: Mapping[str, Any] | None) -> float:
 def _check_finite(values: Mapping[str, float | None]) -> None:
     for name, value in values.items():
         if value is not None and not math.isfinite(value):
-            raise InvalidArgument(f"{name} is {value}, must be a finite number", field=name)
+            raise InvalidArgument(f"{flag_of(name)} is {value}, must be a finite number", field=name)
 
 
 def _print(plan: dict[str, Any], num_streams: int) -> None:

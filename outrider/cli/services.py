@@ -47,7 +47,7 @@ def _article(cls: type[ListenerSettings]) -> str:
 
 def _command(role: str, cls: type[ListenerSettings]) -> Any:
     def run(*, exit_with_stdin: bool, **given: Any) -> None:
-        with reporting_errors():
+        with reporting_errors(cls):
             settings = read_settings(cls, given)
             run_server(_serve(role, settings, exit_with_stdin))
 

@@ -8,9 +8,9 @@ and go. Clients check the name that they dial.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -19,12 +19,13 @@ from outrider.serving.channel import CLIENT_OPTIONS
 from outrider.serving.dns_names import dns_names
 from outrider.serving.naming import split_names
 from outrider.serving.tokens import FleetTokens
-from outrider.serving.watched import Watched
+from outrider.serving.watched import UNREADABLE_FILE, Watched
 from outrider.settings import ServerSettings
 
 COORDINATOR_NAME = "coordinator"
 WORKER_NAMES = {"draft": "draft-worker", "target": "target-worker"}
 """By role, what a certificate must name."""
+T = TypeVar("T")
 _CERTIFICATE = "x509_pem_cert"
 """Of gRPC's authentication context."""
 
@@ -55,8 +56,8 @@ class Dialer:
         self._options = tuple(options)
         self._files: Watched[dict[str, bytes | None]] | None = None
         if tls is not None:
-            _check_pair(tls.cert, tls.key, "")
-            self._files = Watched([path for path in (tls.ca, tls.cert, tls.key) if path], self._parse)
+            _check_pair(tls.cert, tls.key, "tls.")
+            self._files = _watched({"tls.ca": tls.ca, "tls.cert": tls.cert, "tls.key": tls.key}, self._parse)
 
     @property
     def version(self) -> int:
@@ -91,9 +92,9 @@ class Dialer:
         ca = next(given) if self._tls.ca else None
         certificate, key = (next(given), next(given)) if self._tls.cert else (None, None)
         if ca is not None:
-            _check_authorities(ca, self._tls.ca)
+            _check_authorities(ca, self._tls.ca, "tls.ca")
         if certificate is not None:
-            _check_chain(self._tls.cert, self._tls.key)
+            _check_chain(self._tls.cert, self._tls.key, "tls.cert")
         return {"root_certificates": ca, "private_key": key, "certificate_chain": certificate}
 
 
@@ -126,13 +127,12 @@ def server_credentials(settings: ServerSettings, on_handshake: Callable[[], None
         return None
 
     def parse(certificate: bytes, key: bytes, client_ca: bytes | None = None) -> Any:
-        _check_chain(settings.tls_cert, settings.tls_key)
+        _check_chain(settings.tls_cert, settings.tls_key, "tls_cert")
         if client_ca is not None:
-            _check_authorities(client_ca, settings.tls_client_ca)
+            _check_authorities(client_ca, settings.tls_client_ca, "tls_client_ca")
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=client_ca)
 
-    paths = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    files = Watched([path for path in paths if path], parse)
+    files = _watched({name: getattr(settings, name) for name in ("tls_cert", "tls_key", "tls_client_ca")}, parse)
     shown = files.version
 
     def fetch() -> Any:
@@ -156,28 +156,38 @@ def certificate_names(context: Any) -> frozenset[str]:
     return dns_names(shown[0]) if len(shown) == 1 else frozenset()
 
 
+def _watched(path_of: Mapping[str, str], parse: Callable[..., T]) -> Watched[T]:
+    """Of the files that are given, by the setting that names each."""
+    given = {field: path for field, path in path_of.items() if path}
+    return Watched(list(given.values()), parse, list(given))
+
+
 def _check_pair(certificate: str, key: str, prefix: str) -> None:
     if bool(certificate) != bool(key):
         missing = f"{prefix}key" if certificate else f"{prefix}cert"
         raise InvalidArgument(f"{missing} is empty: a certificate and its key go together", field=missing)
 
 
-def _check_chain(certificate: str, key: str) -> None:
+def _check_chain(certificate: str, key: str, field: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise InvalidArgument(
-            f"{certificate} and {key} are no PEM certificate and its key: {_why(error)}", reason="BAD_CERTIFICATE"
+            f"{certificate} and {key} are no PEM certificate and its key: {_why(error)}",
+            field=field,
+            reason="BAD_CERTIFICATE",
         ) from None
     except OSError as error:
-        raise InvalidArgument(f"{certificate}, {key}: {error.strerror}", reason="UNREADABLE_FILE") from None
+        raise InvalidArgument(f"{certificate}, {key}: {error.strerror}", field=field, reason=UNREADABLE_FILE) from None
 
 
-def _check_authorities(contents: bytes, path: str) -> None:
+def _check_authorities(contents: bytes, path: str, field: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=contents.decode())
     except (ssl.SSLError, ValueError) as error:
-        raise InvalidArgument(f"{path} holds no PEM certificate: {_why(error)}", reason="BAD_CERTIFICATE") from None
+        raise InvalidArgument(
+            f"{path} holds no PEM certificate: {_why(error)}", field=field, reason="BAD_CERTIFICATE"
+        ) from None
 
 
 def _no_password() -> str:

@@ -77,7 +77,7 @@ class TenantTokens:
     InvalidArgument for a file that is no good."""
 
     def __init__(self, path: str) -> None:
-        self._entries = Watched([path], parse_tokens)
+        self._entries = Watched([path], parse_tokens, ["tokens_file"])
 
     def tenant(self, token: str) -> str:
         """Whose token it is. Raises Unauthenticated."""
@@ -99,7 +99,7 @@ class FleetTokens:
     file that is no good."""
 
     def __init__(self, path: str) -> None:
-        self._secrets = Watched([path], _parse_secrets)
+        self._secrets = Watched([path], _parse_secrets, ["fleet_token_file"])
 
     def check(self, token: str) -> None:
         """Raises Unauthenticated."""
@@ -129,7 +129,7 @@ def token_from_file(path: str) -> TokenSource:
             ) from None
         return token
 
-    return Watched([path], parse).current
+    return Watched([path], parse, ["token_file"]).current
 
 
 def bearer_metadata(token: str) -> tuple[tuple[str, str], ...]:

@@ -12,6 +12,8 @@ from outrider.errors import InvalidArgument, OutriderError
 
 log = logging.getLogger(__name__)
 
+UNREADABLE_FILE = "UNREADABLE_FILE"
+"""Reason of a file that cannot be read: the message begins with its path."""
 T = TypeVar("T")
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -20,14 +22,23 @@ class Watched(Generic[T]):
     """What `parse` makes of the contents of `paths`. Raises InvalidArgument for files that cannot be read at first;
     later ones that are no good are told in the log, and what was read before stays in force."""
 
-    def __init__(self, paths: Sequence[str], parse: Callable[..., T]) -> None:
-        """parse: gets the bytes of each file, and raises OutriderError for what it cannot use."""
+    def __init__(self, paths: Sequence[str], parse: Callable[..., T], fields: Sequence[str] = ()) -> None:
+        """parse: gets the bytes of each file, and raises OutriderError for what it cannot use. fields: the settings
+        that name the files, for errors."""
         self._paths = tuple(paths)
+        self._fields = tuple(fields) or (None,) * len(self._paths)
         self._parse = parse
         self.version = 0
         """Counts the changes."""
         self._stamp = self._look()
-        self._value = self._read()
+        try:
+            self._value = self._read()
+        except InvalidArgument as error:
+            if any(path in error.message for path in self._paths):
+                raise
+            raise InvalidArgument(
+                f"{error.message} (in {', '.join(self._paths)})", field=error.field, reason=error.reason
+            ) from None
 
     def current(self) -> T:
         """As of now. A look costs a `stat` of each file."""
@@ -49,11 +60,13 @@ class Watched(Generic[T]):
 
     def _read(self) -> T:
         contents = []
-        for path in self._paths:
+        for path, field in zip(self._paths, self._fields, strict=True):
             try:
                 contents.append(Path(path).read_bytes())
             except OSError as error:
-                raise InvalidArgument(f"{path} cannot be read: {error.strerror}", reason="UNREADABLE_FILE") from None
+                raise InvalidArgument(
+                    f"{path} cannot be read: {error.strerror}", field=field, reason=UNREADABLE_FILE
+                ) from None
         return self._parse(*contents)
 
 

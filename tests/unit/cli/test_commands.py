@@ -351,7 +351,7 @@ def test_a_missing_prompt_file_is_a_usage_error(tmp_path: Path) -> None:
     [
         (["--draft=none"], "compare with itself"),
         (["--workload=poems"], "'poems' is none of chat"),
-        (["--sweep=gamma", "--profile=p.json"], "without sweep"),
+        (["--sweep=gamma", "--profile=p.json"], "without --sweep"),
         (["--sweep=tokens"], "--sweep"),
         (["--temperature=-1"], "--temperature"),
         (["--profile=no-such-folder/p.json"], "no-such-folder"),
