@@ -105,7 +105,7 @@ class Records:
         """
         if request.record and len(streams) > self._max_streams:
             raise FailedPrecondition(
-                f"output.record: this coordinator keeps records of {self._max_streams} streams (record_streams), and "
+                f"output.record: this coordinator keeps records of {self._max_streams} streams (--record-streams), and "
                 f"the request has {len(streams)}; leave the field unset, or ask its operator for more",
                 field="output.record",
                 reason="NO_RECORDS",
@@ -130,9 +130,10 @@ class Records:
         """At least one, in the order in which they began. Raises NotFound, for another tenant's as well."""
         streams = self._requests.get((tenant, request_id))
         if not streams:
-            kept = f"the last {self._max_streams} streams are" if self._max_streams else "none is"
+            kept = f"the last {self._max_streams} streams are" if self._max_streams else "none is (record_streams is 0)"
+            fix = "start the coordinator with --record-streams N" + (", N above that" if self._max_streams else "")
             raise NotFound(
-                f"request_id {request_id[:128]!r}: no such request is recorded here; {kept} (record_streams)",
+                f"request_id {request_id[:128]!r}: no such request is recorded here; {kept}: {fix}",
                 field="request_id",
             )
         return tuple(streams)

@@ -19,7 +19,8 @@ from outrider.cli.connect import connect
 from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
 from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
-from outrider.errors import InvalidArgument
+from outrider.cli.request_ids import by_id, refuse_paths
+from outrider.errors import InvalidArgument, NotFound, Unavailable
 from outrider.serving.records import read_records, write_records
 from outrider.settings import TargetWorkerSettings
 
@@ -90,12 +91,17 @@ def exit_code(verdicts: list[Verdict]) -> int:
 def _records(request: str, address: str) -> tuple[StreamRecord, ...]:
     if Path(request).is_file():
         return read_records(Path(request))
-    return asyncio.run(_fetched(request, address))
+    refuse_paths(request)
+    try:
+        return asyncio.run(_fetched(request, address))
+    except (NotFound, Unavailable) as error:
+        error.message += f"; nor is there a file {request}"
+        raise
 
 
 async def _fetched(request_id: str, address: str) -> tuple[StreamRecord, ...]:
     async with connect(address) as client:
-        return await client.records(request_id)
+        return await by_id(client.records, request_id)
 
 
 def _certified(

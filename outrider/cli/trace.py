@@ -19,6 +19,7 @@ from outrider.cli.connect import connect
 from outrider.cli.console import err, out, print_json, reporting_errors
 from outrider.cli.flags import CALLS_RULE, own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
+from outrider.cli.request_ids import by_id, refuse_paths
 from outrider.cli.timeline import COLOURS, segments, totals
 from outrider.cli.timeline_svg import draw
 from outrider.client import GenerateOptions
@@ -62,6 +63,8 @@ def _command(
             raise InvalidArgument(
                 f"{', '.join(options)}: options of a request go with --prompt; {request} has run", field="request"
             )
+        if request:
+            refuse_paths(request)
         traces = asyncio.run(_traces(address, request, prompt, options))
         if svg is not None:
             svg.write_text(draw(traces), encoding="utf-8")
@@ -76,7 +79,7 @@ def _command(
 async def _traces(address: str, request: str, prompt: str, options: GenerateOptions) -> tuple[StreamTrace, ...]:
     async with connect(address) as client:
         if request:
-            return await client.trace(request)
+            return await by_id(client.trace, request)
         options["report_steps"] = True
         answer = await client.complete(prompt, **options)
         return (StreamTrace(0, tuple(chunk.step for chunk in answer.chunks if chunk.step is not None)),)
