@@ -91,7 +91,7 @@ class _Top:
                 parts.append(Text(f"{address}: {told['error']}", style="red"))
             else:
                 told = summarise(address, before, look)
-                parts.append(render(told, look))
+                parts.append(render(told, look, out.width))
             if self._as_json:
                 print_json(told)
         if self._as_json:

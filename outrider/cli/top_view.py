@@ -4,10 +4,12 @@ Counts and times; prompts and texts are not asked for."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +19,12 @@ from outrider.results import Speculation, Step
 from outrider.server_info import Activity, ServerInfo, StreamStatus
 
 BAR_WIDTH, MAX_POSITIONS = 24, 8
+PARTS = "parts"
+FOLDED, FOLDED_WIDTH = ("state", "drafters", "why"), 24
+"""Columns whose cells may take several lines, and what they need at least where they are long."""
+PADDING = 2
+"""Of a column of a table."""
+Columns = dict[str, list[str | Text]]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -121,22 +129,20 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def render(told: dict[str, Any], look: Look) -> Group:
-    """Tables for a terminal."""
+def render(told: dict[str, Any], look: Look, width: int) -> Group:
+    """Tables for a terminal of so many columns."""
     parts: list[Any] = [_header(told)]
     parts += [_model_line(name, counts) for name, counts in told.get("models", {}).items()]
-    parts += [Text(), _workers(told["workers"])]
+    parts += [Text(), *_workers(told["workers"], width)]
     if look.activity is None:
         parts.append(Text("this coordinator is too old to tell of its streams", style="dim"))
         return Group(*parts)
     steps = [one.last_step for one in look.activity.streams]
-    parts += [Text(), _streams(told["streams"], steps)]
+    parts += [Text(), *_streams(told["streams"], steps, width)]
     more = [f"{told['num_left_out']} streams more"] if told["num_left_out"] else []
     more += [f"{told['num_hidden']} of other tenants (see operator_tenants)"] if told["num_hidden"] else []
     if more:
         parts.append(Text("and " + ", ".join(more), style="dim"))
-    if told["streams"]:
-        parts.append(Text("  ").join(Text(f"█ {kind}", style=style) for kind, style in COLOURS.items()))
     return Group(*parts)
 
 
@@ -163,38 +169,65 @@ def sparks(shares: list[float]) -> str:
     return "".join(_BLOCKS[round(share * (len(_BLOCKS) - 1))] for share in shares[:MAX_POSITIONS])
 
 
-def _workers(workers: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "worker", "address", "model", "state", "streams", "waiting", "cache", "round trip", "drafters", box=None
-    )
-    for one in workers:
-        state = Text("healthy", "green") if one["healthy"] else Text(one["detail"] or "not healthy", "red")
-        table.add_row(
-            one["role"], one["address"], one["model"], state, str(one["num_sessions"]), str(one["num_waiting"]),
-            f"{one['cache_used']:.0%}", f"{one['network_ms']:.1f} ms", ", ".join(one["drafters"]),
-        )  # fmt: skip
-    return table
+def _workers(workers: list[dict[str, Any]], width: int) -> Iterator[RenderableType]:
+    columns: Columns = {
+        "worker": [one["role"] for one in workers],
+        "address": [one["address"] for one in workers],
+        "model": [one["model"] for one in workers],
+        "state": [
+            Text("healthy", "green") if one["healthy"] else Text(one["detail"] or "not healthy", "red")
+            for one in workers
+        ],
+        "streams": [str(one["num_sessions"]) for one in workers],
+        "waiting": [str(one["num_waiting"]) for one in workers],
+        "cache": [f"{one['cache_used']:.0%}" for one in workers],
+        "round trip": [f"{one['network_ms']:.1f} ms" for one in workers],
+        "drafters": [", ".join(one["drafters"]) for one in workers],
+    }
+    yield from _fitting(columns, ("drafters", "waiting", "model", "cache", "round trip", "streams"), width)
 
 
-def _streams(streams: list[dict[str, Any]], steps: list[Step | None]) -> Table:
-    table = Table("stream", "tenant", "state", "age", "tokens", "tokens/s", "γ", "accepted", "", box=None)
-    table.add_column("round, ms", justify="right")
-    table.add_column("parts", min_width=BAR_WIDTH, no_wrap=True)
-    table.add_column("why", overflow="fold")
+def _streams(streams: list[dict[str, Any]], steps: list[Step | None], width: int) -> Iterator[RenderableType]:
     longest_ms = max((step.round_ms for step in steps if step), default=1.0)
-    for one, step in zip(streams, steps, strict=True):
-        table.add_row(
-            f"{one['request_id'][:16]}.{one['index']}",
-            one["tenant"],
-            str(one["state"]),
-            f"{one['age_ms'] / 1000:.1f} s",
-            f"{one['num_tokens']}/{one['max_tokens']}",
-            f"{one['tokens_per_s']:.1f}",
-            "-" if one["gamma"] is None else str(one["gamma"]),
-            f"{one['acceptance_rate']:.0%}",
-            Text(sparks(one["acceptance_by_position"]), "green"),
-            "-" if step is None else f"{step.round_ms:.1f}",
-            Text() if step is None else bar(step, longest_ms, BAR_WIDTH),
-            "" if step is None else " ".join(filter(None, (step.drafter, step.reason))),
-        )
-    return table
+    columns: Columns = {
+        "stream": [f"{one['request_id'][:16]}.{one['index']}" for one in streams],
+        "tenant": [one["tenant"] for one in streams],
+        "state": [str(one["state"]) for one in streams],
+        "age": [f"{one['age_ms'] / 1000:.1f} s" for one in streams],
+        "tokens": [f"{one['num_tokens']}/{one['max_tokens']}" for one in streams],
+        "tokens/s": [f"{one['tokens_per_s']:.1f}" for one in streams],
+        "γ": ["-" if one["gamma"] is None else str(one["gamma"]) for one in streams],
+        "accepted": [f"{one['acceptance_rate']:.0%}" for one in streams],
+        "by place": [Text(sparks(one["acceptance_by_position"]), "green") for one in streams],
+        "round, ms": ["-" if step is None else f"{step.round_ms:.1f}" for step in steps],
+        PARTS: [Text() if step is None else bar(step, longest_ms, BAR_WIDTH) for step in steps],
+        "why": ["" if step is None else " ".join(filter(None, (step.drafter, step.reason))) for step in steps],
+    }
+    shown = list(_fitting(columns, ("by place", "why", "tenant", PARTS, "round, ms", "age", "accepted"), width))
+    yield from shown
+    if streams and PARTS in columns:
+        yield Text("  ").join(Text(f"█ {kind}", style=style) for kind, style in COLOURS.items())
+
+
+def _fitting(columns: Columns, dispensable: Sequence[str], width: int) -> Iterator[RenderableType]:
+    """A table of the columns that fit beside one another, and a line that names the others; those are taken out of
+    `columns`, in the order of `dispensable`."""
+    left_out = []
+    for name in dispensable:
+        if sum(_width_of(name, cells) for name, cells in columns.items()) <= width:
+            break
+        del columns[name]
+        left_out.append(name)
+    table = Table(box=None)
+    for name in columns:
+        table.add_column(name, no_wrap=name not in FOLDED, overflow="fold", justify="right" if "ms" in name else "left")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    yield table
+    if left_out and table.row_count:
+        yield Text(f"a wider window shows more: {', '.join(left_out)}", style="dim")
+
+
+def _width_of(name: str, cells: Sequence[str | Text]) -> int:
+    widest = max((cell.cell_len if isinstance(cell, Text) else cell_len(cell) for cell in cells), default=0)
+    return max(cell_len(name), min(widest, FOLDED_WIDTH) if name in FOLDED else widest) + PADDING

@@ -35,9 +35,9 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def recorded(told: dict[str, object], look: Look) -> str:
-    recording = Console(width=200, record=True, file=io.StringIO())
-    recording.print(render(told, look))
+def recorded(told: dict[str, object], look: Look, width: int = 200) -> str:
+    recording = Console(width=width, record=True, file=io.StringIO())
+    recording.print(render(told, look, width))
     return recording.export_text()
 
 
@@ -81,6 +81,22 @@ async def test_rates_are_of_the_time_between_looks() -> None:
     text = recorded(summarise("here", before, after), after)
     assert "5.0 tokens/s" in text
     assert sparks([0.0, 0.5, 1.0]) == " ▄█"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 150])
+async def test_a_narrow_window_shows_fewer_columns_and_each_of_them_whole(width: int) -> None:
+    async with in_process_stack(SLOW) as stack, Client(stack.address) as client, endless(client, "a-request-by-name"):
+        while not (activity := await client.activity()).streams or activity.streams[0].last_step is None:
+            await asyncio.sleep(0.01)
+        look = Look(1.0, await client.server_info(), activity)
+    shown = recorded(summarise("here", None, look), look, width)
+    assert max(map(len, shown.splitlines())) <= width
+    rows = [line.split() for line in shown.splitlines() if "a-request-by-nam.0" in line]
+    assert len(rows) == 1
+    assert {"running", f"{activity.streams[0].speculation.num_tokens}/3000"} <= set(rows[0])
+    for worker in look.info.workers:
+        assert any({worker.role, worker.address, "healthy"} <= set(line.split()) for line in shown.splitlines())
+    assert ("a wider window shows more" in shown) == (width < 150)
 
 
 async def test_an_older_coordinator_is_shown_without_streams() -> None:
