@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.serving.request_context import REQUEST_ID, REQUEST_ID_FORM
+from outrider.serving.tokens import NO_TOKEN
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ _PARAMS = {
     "chat": "messages",
     "request_id": "x-request-id",
 }
+_NO_TOKEN = "no token: send the header `Authorization: Bearer TOKEN`; in the playground: Settings, Bearer token"
 _SECTION = re.compile(r"\b(?:sampling|stopping|output|speculation|chat)\.(?=[a-z_])")
 _ADDRESS = re.compile(
     r"(?<!['/])(?:\b(?:ipv4|ipv6|dns):/*)?(?:\[[0-9a-f:.%]+\]|%5b[0-9a-f:.%]+%5d|\b[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?):\d{1,5}\b",
@@ -78,7 +80,7 @@ def failure_of(error: OutriderError, *, structured_field: str = "response_format
         code = "invalid_api_key"
     elif error.status == "NOT_FOUND" and error.field == "model":
         code = "model_not_found"
-    message = _SECTION.sub("", error.message)
+    message = _NO_TOKEN if error.reason == NO_TOKEN else _SECTION.sub("", error.message)
     if error.field is not None and _is_form(error.field):
         message = message.replace(error.field, structured_field)
     public = _public(message, error.reason) if status >= 500 else message

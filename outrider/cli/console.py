@@ -19,6 +19,7 @@ from rich.text import Text
 
 from outrider.cli.setting_names import flag_and_variable, flag_of, naming_settings
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.serving.tokens import NO_TOKEN
 from outrider.settings import PREFIX
 
 EXIT_FAILURE = 1
@@ -101,6 +102,8 @@ def describe_failure(error: BaseException, *settings: type[BaseSettings]) -> tup
             field = error.field or ""
             where = "" if field in error.message or flag_of(field) in error.message else f" [{field}]"
             return error.message + where, EXIT_USAGE
+        case OutriderError() if error.reason == NO_TOKEN:
+            return f"no token: set {PREFIX}TOKEN_FILE to a file that holds yours, or {PREFIX}TOKEN to it", EXIT_FAILURE
         case OutriderError():
             is_told = not error.retry_delay_s or "try again in" in error.message
             return error.message + ("" if is_told else f" (try again in {error.retry_delay_s:.3g} s)"), EXIT_FAILURE

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-import shlex
 import signal
 from typing import Any
 
@@ -39,6 +37,7 @@ from outrider.cli.stack import (
     Stack,
     local_stack,
 )
+from outrider.cli.up_calls import SOME_TOKEN, calls
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.serving.metrics import metrics_host
 from outrider.settings import (
@@ -72,8 +71,6 @@ _INSTEAD = {
 """Of variables that would be those of several services, what to give."""
 _VARIABLES = f"{VARIABLES_RULE} Not for {_OWN_FLAGS}."
 LOOPBACK = "127.0.0.1"
-TOY_TEXT = "!!"
-"""A text of every toy: its id 0, twice."""
 RESTART_DELAY_S = 1.0
 MAX_RESTART_DELAY_S = 60.0
 """A draft worker that ended is started again after the first, each time in twice that; after a long life from anew."""
@@ -187,7 +184,7 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
     err.print(f"[dim]starting target worker, {'draft worker and ' if draft else ''}coordinator...[/]")
     stop_grace_s = settings["shared"].get("drain_grace_s", 30.0) + 5.0
     async with local_stack(target, draft, **settings, on_line=_print_line, stop_grace_s=stop_grace_s) as stack:
-        _announce(stack, target, draft, settings["target_worker"].get("heads", ()))
+        _announce(stack, target, draft, settings)
         ended = asyncio.create_task(stack.first_exit((TARGET_WORKER, COORDINATOR, GATEWAY)))
         tasks = {ended, asyncio.create_task(_keep_draft_worker(stack))} if draft else {ended}
         try:
@@ -234,35 +231,17 @@ def _print_line(role: str, line: str) -> None:
     err.print(line, markup=False)
 
 
-def _announce(stack: Stack, target: str, draft: str | None, heads: tuple[str, ...]) -> None:
+def _announce(stack: Stack, target: str, draft: str | None, settings: dict[str, dict[str, Any]]) -> None:
+    heads = settings["target_worker"].get("heads", ())
     drafts = ", ".join(filter(None, (draft, *(f"head {name}" for name in heads)))) or "none"
     out.print(f"[bold green]outrider is up[/] on [bold]{stack.address}[/]  (target {target}, draft {drafts})")
     for role, child in stack.processes.items():
         out.print(f"  {role:>13}  {child.address}  pid {child.pid}")
-    text = "Once upon a time"
-    calls = [f'outrider generate --address {stack.address} --chat "Write a haiku about rivers."']
-    calls.append(f"outrider chat     --address {stack.address}")
-    if target.startswith("toy:"):  # no chat template, and few characters: one for each id
-        text = TOY_TEXT
-        calls = [f"outrider generate --address {stack.address} {shlex.quote(TOY_TEXT)}"]
-    body = shlex.quote(json.dumps({"text": text}))
-    calls.append(f"grpcurl -plaintext -d {body} {stack.address} outrider.v1.GenerationService/Generate")
-    calls.append(f'python: async with outrider.Client("{stack.address}") as client: ...')
-    if GATEWAY in stack.processes:
-        calls += _gateway_calls(stack.processes[GATEWAY].address, text)
-    out.print("\nCall it:\n" + "\n".join(f"  {call}" for call in calls), markup=False)
-    out.print("\nCtrl-C stops all of it.")
-
-
-def _gateway_calls(address: str, text: str) -> list[str]:
-    """With the token that our own commands show, if any."""
+    gateway = stack.processes.get(GATEWAY)
     token = token_of(ClientSettings())
-    shown = token() if callable(token) else token
-    who = f" -H {shlex.quote(f'authorization: Bearer {shown}')}" if shown else ""
-    asked = shlex.quote(json.dumps({"prompt": text, "max_tokens": 40, "stream": True}))
-    calls = [
-        f"curl -N http://{address}/v1/completions{who} -H 'content-type: application/json' -d {asked}",
-        f'python: openai.OpenAI(base_url="http://{address}/v1", api_key="{shown or "any"}")',
-        f"browser: http://{address}/playground/",
-    ]
-    return [*calls, f"token: {shown}"] if shown else calls
+    given = (token() if callable(token) else token) or ""
+    if not given and CoordinatorSettings(**settings["coordinator"]).tokens_file:
+        given = SOME_TOKEN
+    shown = calls(stack.address, gateway.address if gateway else None, given, is_toy=target.startswith("toy:"))
+    out.print("\nCall it:\n" + "\n".join(f"  {call}" for call in shown), markup=False)
+    out.print("\nCtrl-C stops all of it.")

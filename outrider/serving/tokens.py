@@ -20,6 +20,8 @@ from outrider.serving.watched import Watched
 
 METADATA_KEY = "authorization"
 SCHEME = "Bearer"
+NO_TOKEN = "NO_TOKEN"
+"""Reason of a call that shows none: how to show one is told by each surface in its own words."""
 TokenSource = Callable[[], str]
 """Gives the token of a call, at once: it is asked on the event loop."""
 TOKEN_PREFIX = "outrider_"
@@ -143,7 +145,7 @@ def bearer_token(context: Any) -> str:
     """That came with a call. Raises Unauthenticated."""
     values = [value for key, value in context.invocation_metadata() or () if key == METADATA_KEY]
     if not values:
-        raise Unauthenticated(f"no token: send metadata `{METADATA_KEY}: {SCHEME} TOKEN`", reason="NO_TOKEN")
+        raise Unauthenticated(f"no token: send metadata `{METADATA_KEY}: {SCHEME} TOKEN`", reason=NO_TOKEN)
     if len(values) > 1:
         raise Unauthenticated(f"metadata {METADATA_KEY} is there {len(values)} times: send one", reason="BAD_TOKEN")
     scheme, _, token = str(values[0]).partition(" ")

@@ -63,7 +63,8 @@ def test_every_command_is_of_a_kind_that_is_checked() -> None:
     assert {words[0] for words in COMMANDS} == {*CALLS, *ALONE, *PROCESSES, *SERVICES}
 
 
-async def test_calls_metrics_and_python() -> None:
+async def test_calls_metrics_and_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     async with stack_with_metrics() as (stack, ports):
         for words in of(*CALLS, *ALONE):
             address = ["--address", stack.address] if words[0] in CALLS else []

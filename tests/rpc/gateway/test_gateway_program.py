@@ -61,7 +61,14 @@ async def test_the_demo_prints_a_token_that_is_asked_for() -> None:
         (url, token) = re.findall(r'base_url="([^"]+)", api_key="([^"]+)"', lines)[0]
         assert f"token: {token}" in lines
         assert f"authorization: Bearer {token}" in lines
-        assert f"browser: {url.removesuffix('/v1')}/playground/" in lines
+        assert f"browser: {url.removesuffix('/v1')}/playground/ (the token" in lines
+        (command,) = re.findall(r"(?m)^ +(OUTRIDER_TOKEN=.* generate .*)$", lines)
+        asked = await asyncio.create_subprocess_shell(f"{command} --max-tokens 4", stdout=asyncio.subprocess.PIPE)
+        assert (await asked.communicate())[0].strip()
+        assert asked.returncode == 0
+        (address, shown) = re.findall(r'outrider\.Client\("([^"]+)", token="([^"]+)"\)', lines)[0]
+        async with Client(address, token=shown) as ours:
+            assert (await ours.complete("!!", max_tokens=4)).text
         async with openai.AsyncOpenAI(base_url=url, api_key=token, max_retries=0) as client:
             answer = await client.completions.create(model="", prompt="!!", max_tokens=4)
             assert answer.choices[0].text
