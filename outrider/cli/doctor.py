@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import psutil
 import typer
@@ -31,6 +32,7 @@ from outrider.cli.ports import listen_fault
 from outrider.cli.services import SETTINGS
 from outrider.cli.stack import DEFAULT_MODEL
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.server_info import ServerInfo
 from outrider.serving import huge_pages
 from outrider.settings import (
     PREFIX,
@@ -58,6 +60,13 @@ def _command(
         typer.Option("--address", "-a", envvar="OUTRIDER_ADDRESS", help="Check this coordinator and its workers too."),
     ] = "",
     models: Annotated[bool, typer.Option("--models/--no-models", help="Load target and draft and check them.")] = True,
+    numerics: Annotated[
+        Literal["fast", "exact"] | None,
+        typer.Option(
+            help="exact: prove exact numerics of the target here, in half a minute or so. Absent: where "
+            "OUTRIDER_NUMERICS or a target worker at --address is exact."
+        ),
+    ] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(help="Write what was found, versions, settings and metrics into this .zip, no secrets."),
@@ -67,8 +76,8 @@ def _command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check versions, settings, access, ports, limits, memory, GPU, threads, both models, exact numerics, heads; with
-    --address a running coordinator and its workers.
+    """Check versions, settings, access, ports, limits, memory, GPU, threads, both models, heads; with --numerics exact
+    that numerics are; with --address a running coordinator and its workers.
 
     Exit code 1 if a check fails.
     """
@@ -80,25 +89,32 @@ def _command(
             raise InvalidArgument("--metrics goes into a bundle: give --bundle FILE too", field="metrics")
         if bundle is not None:
             bundle.touch()  # a folder that is not there is told now and not after the checks
-    for check in run_checks(target, chosen, chosen_heads, with_models=models):
+    of_fleet, info = check_coordinator(address) if address else ([], None)
+    is_exact = _is_exact(info) if numerics is None else numerics == "exact"
+    for check in chain(run_checks(target, chosen, chosen_heads, with_models=models, is_exact=is_exact), of_fleet):
         checks.append(check)
         if not as_json:
             _print(check)
-    info = None
-    if address:
-        found, info = check_coordinator(address)
-        checks += found
-        if not as_json:
-            for check in found:
-                _print(check)
     if bundle is not None:
         with reporting_errors():
             names = write_bundle(bundle, checks, info, metrics or ())
         err.print(f"{bundle} holds {', '.join(names)}", markup=False)
+        if not metrics:
+            err.print("It has no metrics: --metrics HOST:PORT of a service's --metrics-port adds them, once for each")
+        if info is None:
+            err.print("It has nothing of a running coordinator: --address HOST:PORT adds its account")
     failed = [check for check in checks if check.state == "fail"]
     if as_json:
         print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     raise SystemExit(EXIT_FAILURE if failed else 0)
+
+
+def _is_exact(info: ServerInfo | None) -> bool:
+    """Whether workers are to run so, by the settings here or by a coordinator's account."""
+    told = [worker.numerics.mode for worker in info.workers if worker.role == "target"] if info is not None else []
+    with suppress(ValidationError):  # told by the checks
+        told.append(TargetWorkerSettings().numerics)
+    return "exact" in told
 
 
 def _print(check: Check) -> None:
@@ -109,9 +125,9 @@ def _print(check: Check) -> None:
 
 
 def run_checks(
-    target: str, draft: str | None, heads: Sequence[str] = (), *, with_models: bool = True
+    target: str, draft: str | None, heads: Sequence[str] = (), *, with_models: bool = True, is_exact: bool = False
 ) -> Iterator[Check]:
-    """Every check of this machine, in the order that a fix would take."""
+    """Every check of this machine, in the order that a fix would take. is_exact: exact numerics are to be proved."""
     yield from check_packages()
     yield check_variables()
     yield from check_model_variable()
@@ -125,7 +141,7 @@ def run_checks(
         yield check_files(CoordinatorSettings())
     yield from check_gpu()
     if with_models and all(check.state != "fail" for check in settings):  # loading reads them too
-        yield from check_models(target, draft)
+        yield from check_models(target, draft, is_exact=is_exact)
         yield from check_heads(target, heads)
 
 
@@ -238,13 +254,13 @@ def check_gpu() -> Iterator[Check]:
             yield Check("ok", "gpu", "none that torch sees: models run on the CPU")
 
 
-def check_models(target: str, draft: str | None) -> Iterator[Check]:
-    """Loads both, one after the other, and compares tokenizers and memory."""
+def check_models(target: str, draft: str | None, *, is_exact: bool) -> Iterator[Check]:
+    """Loads both, one after the other, and compares tokenizers and memory. is_exact: the target in exact numerics."""
     descriptions = []
     for role, model in (("target", target), ("draft", draft)):
         if model is None:
             continue
-        loaded, numerics_fault = _load(model, role)
+        loaded, numerics_fault = _load(model, role, is_exact=is_exact)
         if isinstance(loaded, str):
             yield Check("fail", role, f"{model}: {loaded}", _model_fix(role, model))
             continue
@@ -294,6 +310,9 @@ def _check_numerics(target: Any, fault: str) -> Check:
     """What the probe of exact numerics found on this machine, and what that holds for."""
     if target.simulated:
         return Check("ok", "numerics", "a toy looks its logits up: there is nothing to prove")
+    if not fault and target.numerics.mode != "exact":
+        detail = f"fast ({target.numerics_fingerprint}); exact is not tried: --numerics exact does, as long as it takes"
+        return Check("ok", "numerics", detail)
     if fault:
         fix = "none if text may differ in near-ties: serve with numerics fast"
         return Check("warn", "numerics", f"{fault} ({target.numerics_fingerprint})", fix)
@@ -301,15 +320,15 @@ def _check_numerics(target: Any, fault: str) -> Check:
     return Check("ok", "numerics", f"{detail}; workers run {WorkerSettings().numerics} as it is set here")
 
 
-def _load(model: str, role: str) -> tuple[Any, str]:
-    """The description, or why it does not load; and why exact numerics, tried for a real target, do not hold."""
+def _load(model: str, role: str, *, is_exact: bool) -> tuple[Any, str]:
+    """The description, or why it does not load; and why exact numerics, if a real target is to have them, do not hold."""
     from outrider.lm.loading import load_model
 
     err.print(f"[dim]loading {model}...[/]")
     try:
         if role != "target" or model.startswith("toy:"):
             return load_model(WorkerSettings(model=model)).description, ""
-        settings = TargetWorkerSettings(model=model, numerics="exact", tensor_parallel=1)
+        settings = TargetWorkerSettings(model=model, numerics="exact" if is_exact else "fast", tensor_parallel=1)
         try:
             return load_model(settings).description, ""
         except OutriderError as error:

@@ -1,5 +1,6 @@
 """The file that `outrider doctor --bundle` writes for whoever helps: what was found, versions, settings, metrics, the
-coordinator's account. No token, key, prompt or text is in it; paths of such files are."""
+coordinator's account. No token, key, prompt or text is in it; paths of such files are. Settings are those that services
+would have if they were started here."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 from test_commands import invoke
 
 from outrider.cli.doctor_bundle import redacted
@@ -65,6 +66,11 @@ def test_access(tmp_path: Path) -> None:
     assert check_security("coordinator", CoordinatorSettings()).state == "ok"
     assert check_security("coordinator", CoordinatorSettings(host="0.0.0.0")).state == "fail"
     assert check_security("coordinator", CoordinatorSettings(host="0.0.0.0", insecure=True)).state == "warn"
+    pair = Authority(tmp_path).certify("coordinator")
+    shown = {"host": "0.0.0.0", "tls_cert": pair.cert, "tls_key": pair.key}
+    told = check_security("coordinator", CoordinatorSettings(**shown))
+    assert (told.state, "--tokens-file or --tls-client-ca" in told.fix) == ("fail", True), "TLS alone knows no caller"
+    assert check_security("coordinator", CoordinatorSettings(**shown, tokens_file=str(tokens))).state == "ok"
     told = check_security("coordinator", CoordinatorSettings(host="0.0.0.0", tokens_file=str(tokens)))
     assert told.state == "warn"
     assert "plaintext" in told.detail
@@ -136,6 +142,10 @@ def test_the_bundle_has_what_was_found_and_no_secret(tmp_path: Path, monkeypatch
     assert json.loads(parts["settings.json"])["coordinator"]["port"] == 50050
     assert "not fetched" in parts["metrics-0.txt"]
     assert not any(secret in text for text in parts.values())
+    assert "no metrics" not in errors
+    code, _, errors = invoke("doctor", *(flag for flag in flags if "metrics" not in flag))
+    assert code == 0
+    assert "It has no metrics: --metrics HOST:PORT" in errors
     code, _, errors = invoke("doctor", "--no-models", "--metrics=here:1")
     assert code == 2
     assert "--bundle" in errors

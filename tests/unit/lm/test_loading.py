@@ -50,8 +50,8 @@ def folder(tmp_path_factory):
     return path
 
 
-def numerics_check(folder):
-    checks = {check.name: check for check in doctor.check_models(str(folder), None)}
+def numerics_check(folder, *, is_exact=True):
+    checks = {check.name: check for check in doctor.check_models(str(folder), None, is_exact=is_exact)}
     assert checks["target"].state == "ok", checks
     return checks["numerics"]
 
@@ -70,6 +70,9 @@ def test_doctor_tells_what_the_probe_of_exact_numerics_found(folder, monkeypatch
     assert found.state == "warn"
     assert "3 rows differ" in found.detail
     assert "numerics fast" in found.fix
+    found = numerics_check(folder, is_exact=False)
+    assert (found.state, found.detail[:4]) == ("ok", "fast"), "nothing is proved that nobody asked for"
+    assert "--numerics exact" in found.detail
 
 
 async def test_a_folder_loads_runs_and_describes_itself(folder):
