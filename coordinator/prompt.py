@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from coordinator.checks import check_ids
@@ -86,7 +85,6 @@ def _template_kwargs(source: str, known: frozenset[str]) -> dict[str, Any]:
         raise InvalidArgument(f"{field} has {num_bytes} bytes, at most {MAX_KWARGS_BYTES} are taken", field=field)
     try:
         kwargs = parse_json(source)
-        json.dumps(kwargs, ensure_ascii=False).encode()  # an escaped half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{field} is no JSON: {error}", field=field) from None
     if not isinstance(kwargs, dict):

@@ -18,14 +18,13 @@ from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.sampling.history import History
 from outrider.sampling.masks import BadWords, TokenSet, is_masked, leaves_a_token
 from outrider.sampling.noise import hash_ids
-from outrider.sampling.params import AcceptanceRule, SamplingParams, StoppingParams
+from outrider.sampling.params import MAX_CHOICES, AcceptanceRule, SamplingParams, StoppingParams
 from outrider.serving.request_context import REQUEST_ID_FORM
 from outrider.settings import CoordinatorSettings
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
-MAX_CHOICES = 16
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01

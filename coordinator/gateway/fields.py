@@ -11,11 +11,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from coordinator.checks import within
 from coordinator.gateway.errors import unsupported
 from coordinator.gateway.structured import structured_options
 from outrider.errors import InvalidArgument
+from outrider.sampling.params import MAX_CHOICES
 
 F = TypeVar("F", bound="Fields")
+MAX_ID_DIGITS = 20
+"""More than any id has: Python reads no number of thousands."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none",),
@@ -65,7 +69,8 @@ class StreamOptions(BaseModel):
 
 
 class Fields(BaseModel):
-    """What both APIs have. Absent: the model's own default. Ranges are the coordinator's to check."""
+    """What both APIs have. Absent: the model's own default. Ranges are the coordinator's to check, but for `n`: choices
+    are made room for here."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -121,6 +126,8 @@ class Fields(BaseModel):
     def options(self) -> dict[str, Any]:
         """Of `outrider.Client.generate`. Raises InvalidArgument."""
         options = {name: value for name in _PASSED_ON if (value := getattr(self, name)) is not None}
+        if self.n is not None:
+            within("n", self.n, 1, MAX_CHOICES)
         if self.logit_bias is not None:
             options["logit_bias"] = _logit_bias(self.logit_bias)
         if self.top_k == -1:  # vLLM's word for all
@@ -177,7 +184,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
     for token_id in bias:
-        if not (token_id.isascii() and token_id.isdecimal()):
+        if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= MAX_ID_DIGITS):
             raise InvalidArgument(f"logit_bias: {token_id!r:.40} is no token id", field="logit_bias")
     ids = {int(token_id): value for token_id, value in bias.items()}
     if len(ids) < len(bias):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -82,12 +83,14 @@ class _Exchange:
         options = self._api.options(fields) | {"request_id": request_id}
         client = self._gateway.client_of(self._request)
         spellings, echoes = self._gateway.spellings, await self._api.echoes(fields, prompts, client)
-        answer = Answer(self._api, fields, client, spellings, request_id=request_id, echoes=echoes)
         async with aclosing(calls.events(client, prompts, options)) as events:
+            # Whoever asked is known to a coordinator before anything is kept for an answer, or said of it.
+            told = _with(await anext(events), events)
+            answer = Answer(self._api, fields, client, spellings, request_id=request_id, echoes=echoes)
             if fields.stream:
-                await self._send_pieces(answer, events, request_id)
+                await self._send_pieces(answer, told, request_id)
             else:
-                whole = await answer.whole(events)
+                whole = await answer.whole(told)
         # last of all: from here on the connection says that it has been let go, as if the client had hung up
         if fields.stream:
             await self._stream.done()
@@ -95,12 +98,11 @@ class _Exchange:
             response = JSONResponse(whole, headers={REQUEST_ID: request_id})
             await response(self._request.scope, self._request.receive, self._send)
 
-    async def _send_pieces(self, answer: Answer, events: Any, request_id: str) -> None:
+    async def _send_pieces(self, answer: Answer, told: AsyncIterator[calls.Told], request_id: str) -> None:
         """The status waits for what the coordinator says of the request, not for its first token."""
-        first = await anext(events)
         await self._stream.begin({REQUEST_ID: request_id})
         is_first = True
-        async with aclosing(answer.pieces(_with(first, events))) as pieces:
+        async with aclosing(answer.pieces(told)) as pieces:
             async for piece in pieces:
                 await self._stream.data(piece)
                 if is_first:
@@ -124,7 +126,7 @@ class _Exchange:
         return failure.status
 
 
-async def _with(first: Any, rest: Any) -> Any:
+async def _with(first: calls.Told, rest: AsyncIterator[calls.Told]) -> AsyncIterator[calls.Told]:
     yield first
     async for event in rest:
         yield event

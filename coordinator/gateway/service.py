@@ -13,15 +13,26 @@ from coordinator.gateway.logprobs import Spellings
 from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.gateway.running import Running
 from outrider.client import Client
-from outrider.errors import InvalidArgument
+from outrider.errors import InvalidArgument, Unauthenticated
 from outrider.serving.metrics import new_registry
 from outrider.serving.request_context import REQUEST_ID
+from outrider.serving.tokens import METADATA_KEY
 from outrider.settings import GatewaySettings
 
 ROLE = "gateway"
-PASSED_ON = ("authorization", "traceparent", "tracestate")
+TRACING = ("traceparent", "tracestate")
+"""Several of a name are one list, as W3C has it: the first is then malformed, and the second is not."""
+PASSED_ON = (METADATA_KEY, *TRACING)
 """Headers that the coordinators judge, beside the one that names a tenant: they go with every call, as metadata of the
 same names."""
+MAX_PASSED_ON_BYTES = 6144
+"""Of such headers: above 8 KiB, with what gRPC adds of its own, a coordinator refuses metadata."""
+
+
+class HeadersTooLarge(InvalidArgument):
+    """More than can be passed on."""
+
+    http_status = 431
 
 
 @dataclass(slots=True)
@@ -43,15 +54,30 @@ class Gateway:
         return cls(settings, client, running, registry, GatewayMetrics(registry))
 
     def client_of(self, request: Request) -> Client:
-        """Whose calls carry what the request says of its caller. Raises InvalidArgument."""
+        """Whose calls carry what the request says of its caller. Raises InvalidArgument and Unauthenticated."""
         told = {}
         for name in (*PASSED_ON, self.settings.trusted_tenant_header):
-            value = request.headers.get(name)
-            if value is None:
+            values = request.headers.getlist(name)
+            if not values:
                 continue
-            if not (value.isascii() and value.isprintable()):
+            if len(values) > 1 and name == METADATA_KEY:
+                raise Unauthenticated(f"header {name} is there {len(values)} times: send one", reason="BAD_TOKEN")
+            if len(values) > 1 and name not in TRACING:
+                raise InvalidArgument(
+                    f"header {name} is there {len(values)} times: send one", field=name, reason="BAD_HEADER"
+                )
+            told[name] = ",".join(values)
+            if not (told[name].isascii() and told[name].isprintable()):
                 raise InvalidArgument(f"header {name} must be printable ASCII", field=name, reason="BAD_HEADER")
-            told[name] = value
+        num_bytes = sum(len(name) + len(value) for name, value in told.items())
+        if num_bytes > MAX_PASSED_ON_BYTES:
+            longest = max(told, key=lambda name: len(told[name]))
+            raise HeadersTooLarge(
+                f"header {longest} has {len(told[longest])} characters: headers that are passed on may have "
+                f"{MAX_PASSED_ON_BYTES} together, with their names",
+                field=longest,
+                reason="HEADERS_TOO_LARGE",
+            )
         return self.client.with_metadata(told)
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from outrider.sampling.masks import ALL_TOKENS, NO_BAD_WORDS, BadWords, TokenSet
 
+MAX_CHOICES = 16
+"""Of one request."""
+
 
 class Named(enum.IntEnum):
     """Reads as its name in lower case wherever it is printed; on the wire and in arithmetic it is its number."""

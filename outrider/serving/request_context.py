@@ -14,7 +14,8 @@ from typing import Any
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 MAX_TRACEPARENT_CHARS = 512
-REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+MAX_REQUEST_ID_CHARS = 128
+REQUEST_ID_FORM = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 
 
