@@ -26,8 +26,8 @@ def events(client: Client, prompts: Sequence[Prompt], options: Mapping[str, Any]
     max_chars = MAX_REQUEST_ID_CHARS - len(f"-{len(prompts) - 1}")
     if len(request_id) > max_chars:
         raise InvalidArgument(
-            f"request_id has {len(request_id)} characters, at most {max_chars} with {len(prompts)} prompts: each has its "
-            "index behind it",
+            f"request_id has {len(request_id)} characters, at most {max_chars} with {len(prompts)} prompts: each has "
+            "its index behind it",
             field="request_id",
             reason="BAD_REQUEST_ID",
         )
