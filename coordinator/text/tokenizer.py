@@ -10,7 +10,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from outrider.errors import InvalidArgument
-from outrider.toy_text import toy_char, toy_id
+from outrider.toy_text import NUM_ASCII, toy_char, toy_id
 
 
 class TextCodec(Protocol):
@@ -45,7 +45,8 @@ class ToyCodec:
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidArgument(
                     f"text holds {char!r}, which the toy vocabulary of {self._vocab_size} ids cannot write: it has "
-                    f"{toy_char(0)!r} to {toy_char(self._vocab_size - 1)!r}, one code point per id",
+                    f"{toy_char(0)!r} to {toy_char(self._vocab_size - 1)!r}, one code point per id"
+                    + ("; vocab=128 has all of ASCII but the space" if self._vocab_size < NUM_ASCII else ""),
                     field="text",
                     reason="TEXT_NOT_IN_VOCABULARY",
                 )

@@ -258,3 +258,11 @@ def test_bytes_of_each_token_make_up_the_text() -> None:
     assert b"".join(BYTE_LEVEL.each(ids)).decode() == text
     assert BYTE_LEVEL.each([NUM_BYTE_LEVEL_IDS + 5]) == [b""]
     assert ToyCodec(400).each([0, 300]) == [toy_char(0).encode(), toy_char(300).encode()]
+
+
+@pytest.mark.parametrize("vocab_size", [64, 94])
+def test_a_toy_that_cannot_write_a_letter_says_which_one_can(vocab_size: int) -> None:
+    with pytest.raises(InvalidArgument, match="cannot write: it has") as caught:
+        ToyCodec(vocab_size).encode("é", add_special_tokens=True)
+    assert ("vocab=128 has all of ASCII" in caught.value.message) == (vocab_size < 94)
+    assert len(ToyCodec(128).encode("Hello~", add_special_tokens=True)) == 6
