@@ -348,10 +348,12 @@ async def serve(
 
 def _access(settings: CoordinatorSettings, tenants: Tenants) -> Access:
     """Tenants generate, workers register. Raises InvalidArgument where anyone could call from beyond loopback."""
-    is_guarded = bool(settings.tls_cert or settings.tokens_file)
-    remedy = "Give --tls-cert and --tls-key, --tokens-file (`outrider token new`), or both"
-    refuse_to_be_open(settings, is_guarded=is_guarded, remedy=remedy)
-    workers = FleetGuard(settings, WORKER_NAMES.values(), is_closed=is_guarded)
+    knows_callers = bool(settings.tokens_file or settings.tls_client_ca)
+    remedy = "Give --tokens-file (`outrider token new`), or --tls-client-ca"
+    if settings.tls_cert:
+        remedy = f"--tls-cert tells callers who this server is, not it who they are. {remedy}"
+    refuse_to_be_open(settings, is_guarded=knows_callers, remedy=remedy)
+    workers = FleetGuard(settings, WORKER_NAMES.values(), is_closed=knows_callers or bool(settings.tls_cert))
     return Access({GENERATION.full_name: tenants, FLEET.full_name: workers})
 
 

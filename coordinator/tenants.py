@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator.request import ResolvedRequest
 from outrider.errors import InvalidArgument, PermissionDenied, ResourceExhausted
-from outrider.serving.access import CALLER
+from outrider.serving.access import BY_TOKEN_ALONE, CALLER, CALLERS_UNKNOWN
 from outrider.serving.tokens import TENANT, TENANT_RULE, TenantTokens, bearer_token
 from outrider.serving.watched import Watched
 from outrider.settings import CoordinatorSettings
@@ -91,10 +91,11 @@ class Tenants:
 
     def check(self, context: Any) -> None:
         """Tells the call at hand its tenant (`CALLER`). Raises Unauthenticated without a valid token, PermissionDenied
-        where the call names another tenant than its token's, InvalidArgument for a name that is none, and
-        ResourceExhausted above the tenant's rate."""
+        where the call names another tenant than its token's or nobody can tell whose it is, InvalidArgument for a name
+        that is none, and ResourceExhausted above the tenant's rate."""
         named = self._named(context)
         if self._tokens is None:
+            _refuse_strangers(context)
             tenant = named or DEFAULT_TENANT
         else:
             tenant = self._tokens.tenant(bearer_token(context))
@@ -167,6 +168,16 @@ class Tenants:
         self._due.move_to_end(tenant)
         if len(self._due) > MAX_REMEMBERED:
             self._due.popitem(last=False)
+
+
+def _refuse_strangers(context: Any) -> None:
+    """Of a gateway that anyone can reach, where there are no tokens to know them by."""
+    if BY_TOKEN_ALONE in (context.invocation_metadata() or ()):
+        raise PermissionDenied(
+            "the gateway is open to anyone and this coordinator knows nobody by a token: set --tokens-file of the "
+            "coordinator, or --insecure of the gateway where its network keeps others out",
+            reason=CALLERS_UNKNOWN,
+        )
 
 
 def _check(field: str, value: int, unit: str, most: int | None) -> None:

@@ -125,7 +125,11 @@ class GatewaySettings(ListenerSettings):
         description="PEM file of authorities that coordinators must be certified by; empty: they are called in "
         "plaintext.",
     )
-    insecure: bool = Field(False, description="Listen beyond loopback in plaintext: TLS ends before the gateway.")
+    insecure: bool = Field(
+        False,
+        description="Listen beyond loopback in plaintext too, and believe whoever calls: what is before the gateway "
+        "keeps others out.",
+    )
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
         description="Header that names the tenant: passed on to coordinators, whose setting of this name it must be.",

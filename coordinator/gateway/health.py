@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from coordinator.gateway.service import Gateway
 from outrider.errors import OutriderError
 from outrider.server_info import ServerInfo
+from outrider.serving.access import CALLERS_UNKNOWN
 
 TIMEOUT_S = 2.0
 REMEMBERED_S = 1.0
@@ -52,6 +53,8 @@ class Health:
         except TimeoutError:
             return f"no coordinator answered within {TIMEOUT_S:g} s"
         except OutriderError as error:
+            if error.reason == CALLERS_UNKNOWN:
+                return error.message
             return "" if error.status in _ANSWERS else f"{error.status}: no coordinator can be reached"
 
 

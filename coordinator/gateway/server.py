@@ -20,7 +20,8 @@ from coordinator.gateway.app import build_app
 from coordinator.gateway.service import Gateway
 from outrider.client import Client
 from outrider.errors import InvalidArgument, Unavailable
-from outrider.serving.access import refuse_to_be_open
+from outrider.serving.access import BY_TOKEN_ALONE, refuse_to_be_open
+from outrider.serving.channel import is_loopback
 from outrider.serving.metrics import metrics_endpoint
 from outrider.serving.server import configure_logging, stop_on_signals
 from outrider.serving.tls import TLS
@@ -43,7 +44,8 @@ async def serve(
     `drain_delay_s`, then nothing more is accepted, and what runs has `drain_grace_s` to end.
 
     Coordinators need not be there yet: `/health` tells. Raises Unavailable naming the address when it is taken,
-    InvalidArgument for files of TLS that are no good, or where anyone could read what passes.
+    InvalidArgument for files of TLS that are no good, or where anyone could read what passes. Where anyone can call,
+    coordinators are told so, and go by tokens alone.
     """
     configure_logging(settings.log_level, settings.log_format)
     stop = stop or asyncio.Event()
@@ -51,8 +53,9 @@ async def serve(
         raise InvalidArgument("coordinators is empty: give host:port of at least one", field="coordinators")
     refuse_to_be_open(settings, is_guarded=bool(settings.tls_cert), remedy="Set tls_cert and tls_key")
     tls = TLS(settings.tls_ca, settings.tls_cert, settings.tls_key) if settings.tls_ca else None
+    told = {} if settings.insecure or is_loopback(settings.host) else dict([BY_TOKEN_ALONE])
     with stop_on_signals(stop), _listening(settings) as listener:
-        async with Client(settings.coordinators, tls=tls) as client:
+        async with Client(settings.coordinators, tls=tls, metadata=told) as client:
             gateway = Gateway.over(client, settings)
             config = uvicorn.Config(
                 build_app(gateway),

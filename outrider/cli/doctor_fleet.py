@@ -94,15 +94,18 @@ def check_security(role: str, settings: ListenerSettings) -> Check:
     except OutriderError as error:
         return Check("fail", name, describe_failure(error, type(settings))[0], "mend the file, or its setting")
     detail = f"{settings.host}: {', '.join(held) or 'neither TLS nor tokens'}"
-    if held or is_loopback(settings.host):
-        if held and not settings.tls_cert and not is_loopback(settings.host):
+    tokens = "tokens_file" if isinstance(settings, CoordinatorSettings) else "fleet_token_file"
+    knows_callers = bool(settings.tls_client_ca or getattr(settings, tokens))
+    if knows_callers or is_loopback(settings.host):
+        if knows_callers and not settings.tls_cert and not is_loopback(settings.host):
             return Check("warn", name, f"{detail}; tokens go in plaintext", "give --tls-cert and --tls-key too")
         return Check("ok", name, detail)
     if settings.insecure:
         return Check(
             "warn", name, f"{detail}, insecure is set", "none if the network keeps others out; else SECURITY.md"
         )
-    return Check("fail", name, f"{detail}: it would refuse to start", "give TLS or tokens (SECURITY.md), or --insecure")
+    fix = f"give --{tokens.replace('_', '-')} or --tls-client-ca (SECURITY.md), or --insecure"
+    return Check("fail", name, f"{detail}: it would refuse to start", fix)
 
 
 def _clock(offset_ms: float | None) -> str:

@@ -22,6 +22,10 @@ from outrider.settings import GatewaySettings, ServerSettings
 
 CALLER: contextvars.ContextVar[str] = contextvars.ContextVar("outrider_caller", default="")
 """Tenant of the call at hand, where a token told it."""
+BY_TOKEN_ALONE = ("x-outrider-callers", "by-token-alone")
+"""Metadata of a gateway that anyone can reach: whose call it is only a token tells, whatever else comes with it."""
+CALLERS_UNKNOWN = "CALLERS_UNKNOWN"
+"""Reason of a refusal of such calls, where there are no tokens."""
 MAX_REMEMBERED_PEERS = 8192
 HANDSHAKE_TIMEOUT_MS = 10_000
 """Of TLS: who does not finish it is cut off."""
@@ -117,7 +121,7 @@ class Access:
 
 def refuse_to_be_open(settings: ServerSettings | GatewaySettings, *, is_guarded: bool, remedy: str) -> None:
     """Raises InvalidArgument for a server that would listen beyond loopback and serve anyone. is_guarded: whether it
-    asks callers who they are, or is reached by TLS; remedy: how to make it."""
+    asks callers who they are, or others behind it do; remedy: how to make it."""
     if is_guarded or settings.insecure or is_loopback(settings.host):
         return
     raise InvalidArgument(

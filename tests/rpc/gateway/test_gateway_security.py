@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 from certificates import Authority
-from gateway_stack import TARGET, front, gateway_before
-from stack import start
+from gateway_stack import TARGET, chatty, front, gateway_before
+from stack import in_process_stack, start
 
 from coordinator import server as coordinator_server
 from outrider.errors import InvalidArgument, NotFound
@@ -88,6 +88,33 @@ async def test_https_before_coordinators_that_speak_tls(tmp_path: Path) -> None:
                         await http.post(f"http://{gateway.address}/v1/completions", content=json.dumps(ASKED))
         finally:
             await secured.close()
+
+
+async def test_a_tenant_that_a_stranger_names_is_believed_nowhere(tmp_path: Path) -> None:
+    """Before a coordinator that knows the gateway's certificate, and no token of its callers."""
+    authority = Authority(tmp_path)
+    pair = authority.certify("coordinator", "gateway")
+    own = {"tls_cert": pair.cert, "tls_key": pair.key}
+    tokens, key = tmp_path / "tokens", new_token()
+    tokens.write_text(f"{line_for(key, 'victim')}\n")
+    strangers = ({"x-outrider-tenant": "victim"}, {"authorization": f"Bearer {key}"}, {})
+
+    async def statuses(url: str, *headers: dict[str, str]) -> list[int]:
+        async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=authority.ca), base_url=url) as http:
+            answers = [await http.post("/v1/completions", json=ASKED, headers=each) for each in headers]
+            told.append((await http.get("/health")).json())
+        return [answer.status_code for answer in answers]
+
+    async with in_process_stack(chatty(), None, coordinator={**own, "tls_client_ca": authority.ca}) as stack:
+        to_coordinator = {**own, "tls_ca": authority.ca, "host": "0.0.0.0"}
+        for change, expected in (({}, [403] * 3), ({"insecure": True}, [200] * 3), ({"host": "127.0.0.1"}, [200] * 3)):
+            told: list[dict[str, str]] = []
+            async with gateway_before(stack.address, **{**to_coordinator, **change}) as gateway:
+                assert await statuses(f"https://localhost:{gateway.port}", *strangers) == expected, change
+            assert ("set --tokens-file" in told[0].get("detail", "")) == (expected[0] == 403)
+    async with in_process_stack(chatty(), None, coordinator={**own, "tokens_file": str(tokens)}) as stack:
+        async with gateway_before(stack.address, **to_coordinator) as gateway:
+            assert await statuses(f"https://localhost:{gateway.port}", *strangers) == [401, 200, 401]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from certificates import Authority
 from stack import Stack, in_process_stack, start
 
 import coordinator.server
@@ -256,8 +257,20 @@ async def test_no_server_is_open_beyond_loopback_unless_told(host: str, files: F
         assert "--insecure" in refusal.value.message
 
 
-async def test_a_server_listens_everywhere_where_callers_are_known_or_it_is_told_to(files: Files) -> None:
-    for change in ({"insecure": True}, {"tokens_file": str(files.tokens)}):
+async def test_a_server_listens_everywhere_where_callers_are_known_or_it_is_told_to(
+    files: Files, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.certify("coordinator")
+    shown = {"tls_cert": pair.cert, "tls_key": pair.key}
+    with pytest.raises(InvalidArgument, match=r"not it who they are\..*--tls-client-ca"):
+        await start(coordinator.server.serve, CoordinatorSettings(host="0.0.0.0", port=0, log_level="error", **shown))
+    for change in (
+        {"insecure": True},
+        {"tokens_file": str(files.tokens)},
+        {**shown, "tls_client_ca": authority.ca},
+        {**shown, "insecure": True},
+    ):
         settings = CoordinatorSettings(host="0.0.0.0", port=0, log_level="error", drain_grace_s=0, **change)
         await (await start(coordinator.server.serve, settings)).close()
     worker = TargetWorkerSettings(
