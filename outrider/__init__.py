@@ -42,6 +42,10 @@ _HOME_OF = {
 __all__ = list(_HOME_OF)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Loads what is asked for only then: workers and core code import this package without grpc."""
     if name in _HOME_OF:

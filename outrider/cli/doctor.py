@@ -321,7 +321,7 @@ def _check_numerics(target: Any, fault: str) -> Check:
 
 
 def _load(model: str, role: str, *, is_exact: bool) -> tuple[Any, str]:
-    """The description, or why it does not load; and why exact numerics, if a real target is to have them, do not hold."""
+    """The description, or why it does not load; and why exact numerics, if a real target is to have them, fail."""
     from outrider.lm.loading import load_model
 
     err.print(f"[dim]loading {model}...[/]")

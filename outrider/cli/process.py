@@ -22,6 +22,14 @@ OnLine = Callable[[str, str], None]
 TAIL_LINES = 40
 
 
+class Died(Unavailable):
+    """A service that has ended. `what`: which one and how, without its last words."""
+
+    def __init__(self, what: str, last_words: str) -> None:
+        super().__init__(f"{what}. Its last words:\n{last_words}")
+        self.what = what
+
+
 class Child:
     """A running service. `address` is known once `wait_ready` returned."""
 
@@ -65,7 +73,7 @@ class Child:
             await asyncio.wait({self._ready, exited}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not self._ready.done():
                 if exited.done():
-                    raise Unavailable(await self.death())
+                    raise await self.death()
                 raise Unavailable(f"{self.role} was not ready after {timeout_s:g} s. Its last words:\n{self._last()}")
         finally:
             exited.cancel()
@@ -76,10 +84,10 @@ class Child:
         """Exit code, once it ended."""
         return await self._process.wait()
 
-    async def death(self) -> str:
+    async def death(self) -> Died:
         """Why it died, for people. Only after it did."""
         await asyncio.wait(self._readers, timeout=1.0)
-        return f"{self.role} {self.how_it_ended()}. Its last words:\n{self._last()}"
+        return Died(f"{self.role} {self.how_it_ended()}", self._last())
 
     def how_it_ended(self) -> str:
         """By which signal, or with which exit code. Only after it did."""

@@ -139,7 +139,7 @@ async def local_stack(
         except OutriderError as error:
             for child in processes.values():
                 if child.exit_code is not None:
-                    raise Unavailable(await child.death()) from error
+                    raise await child.death() from error
             raise
     finally:
         # Who calls the others first: it ends what it does in peace while they still answer.
@@ -177,7 +177,7 @@ async def _wait_healthy(stack: Stack, *, num_workers: int, timeout_s: float) -> 
         async with connect(stack.address, timeout_s=5.0) as client, asyncio.timeout(timeout_s):
             while True:
                 if died.done():
-                    raise Unavailable(await died.result().death())
+                    raise await died.result().death()
                 workers = (await client.server_info()).workers
                 if sum(worker.healthy for worker in workers) >= num_workers:
                     return

@@ -26,6 +26,7 @@ from outrider.cli.flags import (
 )
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Target, choose_draft, choose_heads
 from outrider.cli.ports import require_free
+from outrider.cli.process import Died
 from outrider.cli.stack import (
     COORDINATOR,
     DEFAULT_MODEL,
@@ -162,6 +163,8 @@ async def _up(target: str, draft: str | None, given: dict[str, Any]) -> None:
         await serving
     except asyncio.CancelledError:
         err.print("[dim]all services stopped[/]")
+    except Died as death:
+        raise ServicesStopped(f"{death.what}: its last words are above") from None
     finally:
         stopped.cancel()
 
@@ -193,7 +196,8 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
                 for task in tasks - {ended}:
                     if task.done():
                         task.result()
-                raise ServicesStopped(f"{await ended.result().death()}\nThe other services were stopped too.")
+                death = await ended.result().death()
+                raise ServicesStopped(f"{death.what}: its last words are above.\nThe other services were stopped too.")
         finally:
             for task in tasks:
                 task.cancel()

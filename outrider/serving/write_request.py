@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from outrider.errors import InvalidArgument
 from outrider.progress import Progress
-from outrider.sampling.params import AcceptanceRule
+from outrider.sampling.params import MAX_CHOICES, AcceptanceRule
 from outrider.v1 import generation_pb2
 
 Message = Mapping[str, str]
@@ -83,16 +83,22 @@ _FORMS = generation_pb2.StructuredOutput.DESCRIPTOR.oneofs_by_name["constraint"]
 
 
 def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.GenerateRequest:
-    """The request. Raises TypeError for an unknown option, InvalidArgument for a value that its field cannot hold."""
+    """The request. Raises TypeError for an unknown option, InvalidArgument for a value that its field cannot hold, and
+    for more choices than a request may have: the caller keeps a place for each."""
     unknown = options.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
         name = min(unknown)
         near = difflib.get_close_matches(name, GenerateOptions.__annotations__, 1)
         raise TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     _check_one_form(options)
+    if not hasattr(prompt, "__len__") or not hasattr(prompt, "__getitem__") or isinstance(prompt, bytes | Mapping):
+        raise InvalidArgument(
+            f"prompt is of type {type(prompt).__name__}, must be a text, a list of token ids or a list of messages",
+            field="prompt",
+        )
     request = generation_pb2.GenerateRequest()
     if isinstance(prompt, str):
-        request.text = prompt
+        assign(request, "text", prompt, path="text")
     elif len(prompt) and isinstance(prompt[0], Mapping):
         request.chat.CopyFrom(chat_prompt(prompt))  # type: ignore[arg-type]
     else:
@@ -118,6 +124,10 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2.Ge
             assign(target.allowed_token_ids, "ids", value, path="sampling.allowed_token_ids")
             continue
         assign(target, name, value, path=f"{section}.{name}" if section else name)
+    if request.output.HasField("n") and not 1 <= request.output.n <= MAX_CHOICES:
+        raise InvalidArgument(
+            f"output.n is {request.output.n}, must be from 1 to {MAX_CHOICES}", field="output.n", reason="OUT_OF_RANGE"
+        )
     return request
 
 
@@ -175,7 +185,11 @@ def chat_prompt(messages: Sequence[Message]) -> generation_pb2.ChatPrompt:
     for index, message in enumerate(messages):
         path = f"chat.messages[{index}]"
         if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
-            raise InvalidArgument(f"{path} must have exactly the keys role and content", field=path)
+            others = (
+                ", ".join(sorted(map(str, set(message) - {"role", "content"}))) if isinstance(message, Mapping) else ""
+            )
+            told = f": leave out {others:.80}" if others else ""
+            raise InvalidArgument(f"{path} must have exactly the keys role and content{told}", field=path)
         added = prompt.messages.add()
         assign(added, "role", message["role"], path=f"{path}.role")
         assign(added, "content", message["content"], path=f"{path}.content")
@@ -191,5 +205,12 @@ def assign(message: Any, name: str, value: Any, *, path: str) -> None:
             getattr(message, name).extend(value)
         else:
             setattr(message, name, value)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidArgument(f"{path} cannot be {value!r:.80}: {error}", field=path) from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InvalidArgument(f"{path} cannot be {_shown(value)}: {error}", field=path) from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python does not write out integers of thousands of digits
+        return f"such a {type(value).__name__}"

@@ -195,7 +195,14 @@ def test_prompts_of_all_three_kinds() -> None:
     assert build_request("x", {}).text == "x"
     assert list(build_request([1, 2], {}).token_ids.ids) == [1, 2]
     assert build_request([], {}).WhichOneof("prompt") == "token_ids"
+    for prompt in (None, 7, b"ids", {"role": "user", "content": "x"}, iter([1])):
+        with pytest.raises(InvalidArgument, match=f"prompt is of type {type(prompt).__name__}, must be a text"):
+            build_request(prompt, {})  # type: ignore[arg-type]
     assert build_request([{"role": "user", "content": "c"}], {}).chat.messages[0].content == "c"
+
+
+def test_the_package_lists_what_it_loads_only_when_asked_for() -> None:
+    assert {*outrider.__all__, "__doc__"} <= set(dir(outrider))
 
 
 def test_options_of_a_conversation() -> None:

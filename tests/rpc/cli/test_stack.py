@@ -86,7 +86,7 @@ async def test_a_killed_child_is_found_and_a_stream_survives_the_draft_worker() 
                     stack.processes["draft-worker"].kill()
         dead = await asyncio.wait_for(stack.first_exit(), 30)
         assert dead is stack.processes["draft-worker"]
-        assert "draft-worker was killed by SIGKILL" in await dead.death()
+        assert "draft-worker was killed by SIGKILL" in (await dead.death()).message
         plain = await client.complete([1, 2], temperature=0.0, max_tokens=200, num_speculative_tokens=0)
         assert tuple(token_ids) == plain.token_ids
 
@@ -122,6 +122,15 @@ async def test_up_says_which_child_died_and_stops_the_others() -> None:
         errors = (await process.stderr.read()).decode()
         assert "target-worker was killed by SIGKILL" in errors
         assert "The other services were stopped too." in errors
+        assert "Its last words:" not in errors, "they are shown as they come"
+
+
+async def test_up_tells_once_why_it_could_not_start() -> None:
+    async with command("up", f"--target={TARGET}", "--draft=none", "--heads=no-such-head", "--port=0") as process:
+        _, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 1
+    assert errors.decode().count("no-such-head") == 1, errors
+    assert "target-worker exited with code 2: its last words are above" in errors.decode()
 
 
 async def test_up_goes_on_without_a_killed_draft_worker_and_starts_it_again() -> None:
