@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draft_worker.head_memory import HeadMemory
+from outrider.drafting.drafter import proposed
 from outrider.drafting.heads import PAIRS_AT_ONCE, EagleDrafter
 from outrider.drafting.proposal import Proposal
 from outrider.drafting.received_features import ReceivedFeatures
@@ -115,7 +116,7 @@ class HeadSession:
             return Proposal(drafter=self._name)
         if not self._has_room(self._num_bytes(num_pairs)):
             return Proposal(drafter=self._name)
-        proposal = yield from self._make_drafter().propose(num_useful)
+        proposal = yield from proposed(self._make_drafter().propose(num_useful), self._name)
         self._settle()
         return proposal
 

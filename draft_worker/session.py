@@ -14,7 +14,7 @@ from draft_worker.text_drafter import NAME as TEXT
 from draft_worker.text_drafter import TextDrafter
 from draft_worker.tree_drafter import NAME as TREE
 from draft_worker.tree_drafter import TreeDrafter
-from outrider.drafting.drafter import Drafter
+from outrider.drafting.drafter import Drafter, proposed
 from outrider.drafting.proposal import Proposal
 from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
 from outrider.drafting.translation import Translator
@@ -141,9 +141,9 @@ class DraftSession:
         num_draft_tokens = min(num_draft_tokens, num_useful)
         branch = self.ahead.take()
         if chosen.name != MODEL:
-            return (yield from chosen.propose(num_draft_tokens))
+            return (yield from proposed(chosen.propose(num_draft_tokens), chosen.name))
         if branch is None:
-            branch = yield from chosen.propose(num_draft_tokens)
+            branch = yield from proposed(chosen.propose(num_draft_tokens), chosen.name)
             self.ahead.drafted(branch)
         self._chain = branch
         return branch

@@ -101,4 +101,11 @@ class Internal(OutriderError):
     status = "INTERNAL"
 
 
+class DeadEnd(Internal):
+    """What a request asks for leaves a place no token: its client hears of it, and no worker is at fault. Of a draft's
+    place: as a row that cannot be read."""
+
+    status = "INVALID_ARGUMENT"
+
+
 BY_STATUS: dict[str, type[OutriderError]] = {cls.status: cls for cls in OutriderError.__subclasses__()}

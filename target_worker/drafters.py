@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from outrider.drafting.drafter import Drafter, TreeDrafter
+from outrider.drafting.drafter import Drafter, TreeDrafter, proposed
 from outrider.drafting.proposal import EMPTY, Proposal, check
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, SequenceHandle
@@ -125,7 +125,8 @@ class OwnDrafts:
                 self._drafters[name] = self._held[name].for_session(self._log, sequence)
                 if self._closed:  # meanwhile, by another thread, which may have missed this one
                     _close(self._drafters[name])
-            proposal = yield from _proposed(self._drafters[name], num_draft_tokens, shape[:num_draft_tokens])
+            program = _proposing(self._drafters[name], num_draft_tokens, shape[:num_draft_tokens])
+            proposal = yield from proposed(program, name)
             check(proposal, vocab_size=self._log.vocab_size, max_draft_tokens=num_draft_tokens)
         except Exception as error:
             proposal, fault = EMPTY, f"drafter {name} failed: {type(error).__name__}: {error}"
@@ -140,7 +141,7 @@ class OwnDrafts:
         return OwnDraft(proposal, fault, max(0, draft_us))
 
 
-def _proposed(drafter: Drafter, num_draft_tokens: int, shape: Sequence[int]) -> Program[Proposal]:
+def _proposing(drafter: Drafter, num_draft_tokens: int, shape: Sequence[int]) -> Program[Proposal]:
     if is_chain(shape):
         return drafter.propose(num_draft_tokens)
     assert isinstance(drafter, TreeDrafter), "its description says that it draws trees"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from outrider.drafting.proposal import Proposal
+from outrider.errors import DeadEnd
 from outrider.lm.interface import Program
 
 
@@ -28,3 +30,14 @@ class TreeDrafter(Protocol):
     def propose_tree(self, shape: Sequence[int]) -> Program[Proposal]:
         """As `Drafter.propose`: a tree of this shape, `Proposal.parents`, or a part of it with all its beginnings.
         Drafts that are not sampled may make any other of as many nodes and as deep at most."""
+
+
+def proposed(program: Program[Proposal], drafter: str) -> Program[Proposal]:
+    """What a drafter's program proposes: nothing where the request leaves its first draft no token. That is no fault of
+    the drafter's: a draft model's vocabulary may lack what a form wants, and where it is the form's own end the target
+    finds it and tells the client."""
+    started_ns = time.perf_counter_ns()
+    try:
+        return (yield from program)
+    except DeadEnd:
+        return Proposal(drafter=drafter, compute_us=(time.perf_counter_ns() - started_ns) // 1000)

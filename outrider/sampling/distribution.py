@@ -20,7 +20,7 @@ import numpy as np
 
 from outrider.errors import Internal
 from outrider.sampling.history import History
-from outrider.sampling.masks import apply_masks, needs_masks
+from outrider.sampling.masks import apply_masks, dead_end, needs_masks
 from outrider.sampling.noise import Noise
 from outrider.sampling.params import SamplingParams, StoppingParams
 
@@ -57,7 +57,8 @@ def processed_logits(
     """float32[V] after logit bias, penalties and masks. The input is never modified; it is returned itself when nothing
     applies.
 
-    Raises Internal when the row holds NaN or +inf, before or after, or nothing but -inf.
+    Raises Internal when the row holds NaN or +inf, before or after, or nothing but -inf; of its kinds DeadEnd where it
+    is the masks that leave nothing.
     """
     logits = np.asarray(logits, dtype=np.float32)
     _check_row(logits, "the model's logits")
@@ -72,6 +73,8 @@ def processed_logits(
         _apply_penalties(logits, params, history)
     if masks:
         apply_masks(logits, params, stopping, history)
+        if logits.max() == -np.inf:
+            raise dead_end(params, stopping, history)
     _check_row(logits, "logits after logit_bias, penalties and masks")
     return logits
 

@@ -12,6 +12,7 @@ What is beyond that is refused, never left unmasked.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 from threading import Lock
 from typing import Any
 
@@ -211,4 +212,4 @@ class _ToyTokens:
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError("text, not bytes")
-        return [token_id for token_id in map(toy_id, text) if 0 <= token_id < self.eos_token_id]
+        return list(takewhile(lambda token_id: 0 <= token_id < self.eos_token_id, map(toy_id, text)))

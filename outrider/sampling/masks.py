@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.errors import DeadEnd
 from outrider.sampling.history import History
 
 if TYPE_CHECKING:
@@ -86,6 +87,32 @@ def apply_masks(logits: np.ndarray, params: SamplingParams, stopping: StoppingPa
         may_follow = history.grammar.allowed(stopping.stop_token_ids)
         if may_follow is not None:
             logits[~may_follow[: len(logits)]] = -np.inf
+
+
+def dead_end(params: SamplingParams, stopping: StoppingParams, history: History) -> DeadEnd:
+    """For the client of a request whose masks leave this place no token: why, and which field is to be changed."""
+    wanted = history.grammar.allowed(()) if history.grammar is not None else None
+    stops = [i for i in sorted(stopping.stop_token_ids) if wanted is not None and i < len(wanted) and wanted[i]]
+    if stops:
+        field = "stopping.stop_token_ids"
+        why = f"structured_output goes on with token {stops[0]}, which is among {field} and may follow a complete text "
+        why += "only: let another token end the text, or give another form"
+    elif wanted is not None:
+        field = "structured_output"
+        why = f"{field} goes on with nothing that this model can write: give another form"
+    else:
+        masks = {
+            "sampling.allowed_token_ids": params.allowed_token_ids,
+            "sampling.bad_words": params.bad_words,
+            "stopping.min_tokens": stopping.min_tokens,
+        }
+        given = [name for name, is_set in masks.items() if is_set]
+        field, why = given[0], f"{' and '.join(given)} rule out all that may follow: loosen one of them"
+    return DeadEnd(
+        f"no token is left after logit_bias, penalties and masks, at output token {history.num_output_tokens}: {why}",
+        field=field,
+        reason="NO_TOKEN_LEFT",
+    )
 
 
 def is_masked(token_id: int, params: SamplingParams, stopping: StoppingParams, history: History) -> bool:

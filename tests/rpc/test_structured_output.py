@@ -1,6 +1,7 @@
 """Texts of a given form through the services: valid whatever γ, drafter and rule, and drafts that still stand."""
 
 import asyncio
+import itertools
 import json
 import re
 from typing import Any
@@ -139,6 +140,26 @@ async def test_a_form_that_takes_too_long_is_refused_and_hurts_nobody() -> None:
             await client.complete(PROMPT, regex="(a{1000}){1000}", max_tokens=8, stop_token_ids=[STOP])
         assert (caught.value.field, caught.value.reason) == ("structured_output", "GRAMMAR_TOO_COMPLEX")
         assert len((await other).token_ids) == 400
+
+
+@pytest.mark.parametrize("form", [{"regex": "[A-C]{3}&B"}, {"grammar": f'start: /[A-C]{{3}}/ <[{toy_id("&")}]> "B"'}])
+async def test_a_form_with_a_stop_token_inside_is_its_clients_error_and_no_workers(form: dict[str, str]) -> None:
+    """Of one request after the other, more than a draft worker would be forgiven; whether draft or target finds it."""
+    drafters = {"draft_worker": {"drafters": ("model", "tree")}, "target_worker": {"heads": ("toy:agreement=0.8",)}}
+    async with in_process_stack(TARGET, DRAFT, **drafters) as stack, Client(stack.address) as client:
+        others: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "num_speculative_tokens": 3, "drafter": "model"}
+        asked: dict[str, Any] = {"stop_token_ids": [STOP, toy_id("&")], "max_tokens": 60, **form}
+        drafting = [(0, "model"), *itertools.product((3, 6), ("model", "tree", "toy"))]
+        for rule, (gamma, drafter) in itertools.product(("coupled", "token", "block"), drafting):
+            with pytest.raises(InvalidArgument, match="structured_output") as caught:
+                await client.complete(
+                    PROMPT, acceptance=rule, drafter=drafter, num_speculative_tokens=gamma, **asked
+                )  # fmt: skip
+            assert (caught.value.field, caught.value.reason) == ("stopping.stop_token_ids", "NO_TOKEN_LEFT")
+        answer = await client.complete(PROMPT, **others)
+        assert answer.speculation.num_draft_tokens > 0
+        assert answer.speculation.num_draft_failures == 0
+        assert not [worker.detail for worker in (await client.server_info()).workers if worker.detail]
 
 
 async def test_a_text_of_another_form_is_not_resumed() -> None:

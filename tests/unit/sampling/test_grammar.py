@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.sampling.distribution import distribution
+from outrider.errors import DeadEnd
+from outrider.sampling.distribution import distribution, processed_logits
 from outrider.sampling.grammar import GrammarState, GrammarVocabulary, check_grammar
 from outrider.sampling.history import History
 from outrider.sampling.params import Grammar, GrammarKind, SamplingParams, StoppingParams
@@ -107,6 +108,26 @@ def test_a_walk_along_p_keeps_to_the_form(grammar: Grammar) -> None:
         else:
             depth = text.count("(")
             assert text == "(" * depth + "x" + ")" * depth
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "field", "says"),
+    [
+        (Grammar(GrammarKind.REGEX, "[a-c]{2}&d"), "ab", "stopping.stop_token_ids", f"token {toy_id('&')}"),
+        (Grammar(GrammarKind.LARK, f'start: "a" <[{STOP}]> "b"'), "a", "stopping.stop_token_ids", f"token {STOP}"),
+        (Grammar(GrammarKind.LARK, f'start: "a" <[{VOCAB}]> "b"'), "a", "structured_output", "nothing that this model"),
+    ],
+)
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.0, logit_bias={3: 1.0})])
+def test_where_a_form_cannot_go_on_the_client_is_told_which_field(
+    params: SamplingParams, grammar: Grammar, text: str, field: str, says: str
+) -> None:
+    stopping = StoppingParams(200, stop_token_ids=frozenset({STOP, toy_id("&")}))
+    history = History((), ids(text), VOCABULARY.state(grammar))
+    with pytest.raises(DeadEnd, match=f"at output token {len(text)}: structured_output goes on with {says}") as caught:
+        processed_logits(np.zeros(VOCAB, dtype=np.float32), params, stopping, history)
+    error = caught.value
+    assert (error.status, error.field, error.reason) == ("INVALID_ARGUMENT", field, "NO_TOKEN_LEFT")
 
 
 @pytest.mark.parametrize(

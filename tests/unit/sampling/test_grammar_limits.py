@@ -33,6 +33,12 @@ def test_a_form_beyond_the_limits_is_refused_when_it_is_read() -> None:
     assert "non-verbose" not in caught.value.message
 
 
+@pytest.mark.parametrize("text", ["aéb", "é"])
+def test_a_form_that_no_token_can_write_is_refused_rather_than_written_in_part(text: str) -> None:
+    with pytest.raises(GrammarTooComplex):
+        VOCABULARY.state(Grammar(GrammarKind.REGEX, text))
+
+
 def test_a_place_behind_the_limit_cannot_be_read_and_places_before_it_can() -> None:
     state = VOCABULARY.state(LATER)
     params, stopping = SamplingParams(grammar=LATER), StoppingParams(9, stop_token_ids=frozenset({STOP}))

@@ -6,6 +6,7 @@ from conftest import scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.errors import DeadEnd, Internal
 from outrider.sampling import History, SamplingParams, StoppingParams, distribution, processed_logits
 from outrider.sampling.masks import is_masked, leaves_a_token
 from outrider.sampling.sparse_q import sparse_q
@@ -93,3 +94,21 @@ def test_pushed_drafts_count_and_popped_ones_do_not() -> None:
     assert is_masked(3, params, stopping, history)
     history.pop()
     assert not is_masked(3, params, stopping, history)
+
+
+@pytest.mark.parametrize(
+    ("params", "stopping", "field"),
+    [
+        ({"allowed_token_ids": [1], "bad_words": [(1,)]}, {}, "sampling.allowed_token_ids"),
+        ({"bad_words": [(0,), (1,)]}, {}, "sampling.bad_words"),
+        ({}, {"min_tokens": 1, "stop_token_ids": frozenset({0, 1})}, "stopping.min_tokens"),
+    ],
+)
+def test_masks_that_leave_no_token_are_the_requests_and_named(params, stopping, field) -> None:
+    subject = SamplingParams(**params), StoppingParams(**{"max_tokens": 9, **stopping}), History((), ())
+    with pytest.raises(DeadEnd, match=field) as caught:
+        processed_logits(np.zeros(2, dtype=np.float32), *subject)
+    assert (caught.value.status, caught.value.field) == ("INVALID_ARGUMENT", field)
+    with pytest.raises(Internal, match="the model's logits") as bad:
+        processed_logits(np.full(2, -np.inf, dtype=np.float32), *subject)
+    assert bad.value.reason == "BAD_LOGITS"

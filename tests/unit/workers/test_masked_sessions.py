@@ -4,9 +4,10 @@ import dataclasses
 import itertools
 import random
 
+import numpy as np
 import pytest
 from conftest import scaled
-from session_loops import RULES, draft_session, plain_text, rounds, target_session, toy
+from session_loops import RULES, HandDriver, draft_session, plain_text, rounds, target_session, toy
 
 from outrider.errors import InvalidArgument
 from outrider.sampling.params import StoppingParams
@@ -111,3 +112,20 @@ def test_workers_refuse_masks_by_name(side, fields, field):
     with pytest.raises(InvalidArgument) as refusal:
         target_session(TARGET, sampling) if side == "target" else draft_session(DRAFT, sampling)
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", ["model", "tree"])
+@pytest.mark.parametrize("num_left", [0, 2])
+def test_where_masks_leave_no_token_a_proposal_ends_and_nothing_fails(num_left, drafter, rule):
+    """Of a draft model that can say 3 and nothing else, or after two tokens no more than that."""
+
+    def rows(ids):
+        only_3 = np.full(16, -np.inf, np.float32)
+        only_3[3] = 0.0
+        return only_3 if len(ids) >= 3 + num_left else DRAFT.logits_for(ids)
+
+    session = draft_session(DRAFT, dataclasses.replace(RULES[rule], bad_words=((3,),)), width=1)
+    proposal = HandDriver(rows).run(session.advance(session.log.header, (), 4, drafter))
+    assert (len(proposal), proposal.drafter) == (num_left, drafter)
+    assert session.log.history.num_output_tokens == 0

@@ -20,7 +20,7 @@ from session_loops import (
 )
 
 from outrider.drafting.proposal import Proposal
-from outrider.errors import InvalidArgument
+from outrider.errors import DeadEnd, InvalidArgument
 from outrider.lm.interface import Forward
 from outrider.sampling.params import Finish, StoppingParams
 from outrider.server_info import TargetDrafter
@@ -245,6 +245,22 @@ def test_a_failing_drafter_costs_speed_only(script, rule, how):
     assert all("scripted" in verdict.proposal_fault for verdict in verdicts[1 : 1 + MAX_FAILURES])
     assert "set aside" in verdicts[2 + MAX_FAILURES].proposal_fault
     assert session.counters.num_failed_drafts == MAX_FAILURES
+
+
+def has_no_token(call, log, sequence):
+    log.history.push(3)
+    yield Forward(sequence, [log.ids[-1], 5])
+    raise DeadEnd("its vocabulary has nothing that masks leave")
+
+
+@pytest.mark.parametrize("how", ["verify", "decode"])
+def test_a_drafter_whom_masks_leave_no_token_has_not_failed(how):
+    scripted = Scripted(has_no_token)
+    session = session_with({"scripted": scripted})
+    verdicts = run(session, 3, how=how)
+    assert text_of(verdicts) == plain_text(MODEL, GREEDY)
+    assert not any(verdict.num_draft_tokens or verdict.proposal_fault for verdict in verdicts)
+    assert session.counters.num_failed_drafts == 0
 
 
 def test_failures_of_one_drafter_do_not_silence_another():
