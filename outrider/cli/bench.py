@@ -28,6 +28,7 @@ from outrider.cli.measure import (
     Acceptance,
     Pace,
     Timed,
+    describe_positions,
     formula_speedup,
     median,
     percentile,
@@ -308,7 +309,7 @@ def _print_table(cell: Cell, what: str, result: dict[str, Any]) -> None:
     for key, name in names.items():
         table.add_row(name, f"{result['plain_' + key]:.1f}", f"{result['speculative_' + key]:.1f}")
     out.print(table)
-    shares = ", ".join(f"{share:.2f}" for share in result["acceptance_by_position"]) or "none"
+    shares = describe_positions(result["acceptance_by_position"]) or "none"
     rows = {
         "speedup measured / by formula": f"{result['speedup']:.2f} / {result['formula_speedup']:.2f}",
         "tokens a step": f"{result['tokens_per_step']:.2f}",

@@ -11,7 +11,7 @@ from outrider.cli.bundles import prepare
 from outrider.cli.connect import connect
 from outrider.cli.console import err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
-from outrider.cli.measure import Acceptance, steps_of
+from outrider.cli.measure import Acceptance, describe_positions, steps_of
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Target, choose_draft, choose_heads
 from outrider.cli.painter import Painter
 from outrider.cli.palette import legend, system_of
@@ -107,7 +107,7 @@ async def _compare(
     without: GenerateOptions = {**options, "num_speculative_tokens": 0}
     plain = await client.complete(prompt, **without)
     stats = Acceptance.of([speculative])
-    shares = ", ".join(f"{share:.2f}" for share in stats.by_position) or "nothing was drafted"
+    shares = describe_positions(stats.by_position) or "nothing was drafted"
     if stats.num_draft_tokens:
         shares += f" ({stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafts)"
     rounds = ((gamma, count) for gamma, count in enumerate(stats.gamma_histogram) if count)

@@ -107,6 +107,17 @@ class Acceptance:
         return num_accepted / num_decided if num_decided else 0.0
 
 
+def describe_positions(shares: Sequence[float]) -> str:
+    """Acceptance by position, for people. Positions past the last at which a draft was accepted are told together:
+    drafts of a tree have one each, though several stand at one depth and only one of those can be accepted."""
+    depth = max((position for position, share in enumerate(shares, 1) if share), default=0)
+    told = ", ".join(f"{share:.2f}" for share in shares[:depth])
+    if len(shares) <= depth + 1:
+        return ", ".join(filter(None, (told, *(["0.00"] if len(shares) > depth else []))))
+    rest = f"0.00 at {depth + 1} to {len(shares)} (in a tree several drafts stand at one depth)"
+    return ", ".join(filter(None, (told, rest)))
+
+
 def formula_speedup(alpha: float, gamma: float, c: float) -> float:
     """(1 - α^(γ+1)) / ((1 - α)(γc + 1)): Leviathan et al. 2023, theorem 3.8; its limit (γ+1)/(γc+1) at α = 1."""
     if gamma == 0:

@@ -15,6 +15,7 @@ from outrider.cli.console import describe_failure
 from outrider.cli.measure import (
     Acceptance,
     add_up,
+    describe_positions,
     formula_speedup,
     median,
     percentile,
@@ -31,6 +32,21 @@ from outrider.results import Step
 )
 def test_formula(alpha: float, gamma: float, c: float, speedup: float) -> None:
     assert formula_speedup(alpha, gamma, c) == pytest.approx(speedup)
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ((), ""),
+        ((0.0,), "0.00"),
+        ((0.75, 0.5), "0.75, 0.50"),
+        ((0.75, 0.0, 0.25, 0.0), "0.75, 0.00, 0.25, 0.00"),
+        ((0.75, 0.5, *[0.0] * 13), "0.75, 0.50, 0.00 at 3 to 15 (in a tree several drafts stand at one depth)"),
+        ((0.0, 0.0), "0.00 at 1 to 2 (in a tree several drafts stand at one depth)"),
+    ],
+)
+def test_places_that_no_draft_of_a_tree_can_reach_are_told_together(shares: tuple[float, ...], told: str) -> None:
+    assert describe_positions(shares) == told
 
 
 def test_formula_is_continuous_at_certain_acceptance() -> None:
