@@ -130,10 +130,17 @@ export class Pane {
     if (!drafted.length) return;
     const list = this.#find(".positions");
     list.querySelector(".none")?.remove();
-    while (list.children.length < drafted.length) list.append(positionRow(list.children.length + 1));
-    drafted.forEach((count, index) => {
-      const row = list.children[index];
+    // Drafts of a tree have a position each, though several stand at one depth: all past the deepest accepted one share
+    // a row.
+    const depth = accepted.findLastIndex((count) => count > 0) + 1;
+    const numRows = Math.min(drafted.length, depth + 1);
+    while (list.children.length < numRows) list.append(positionRow());
+    [...list.children].forEach((row, index) => {
+      const count = index < depth ? drafted[index] : drafted.slice(depth).reduce((sum, more) => sum + more, 0);
       const share = accepted[index] / count;
+      const isShared = index === depth && drafted.length > numRows;
+      row.querySelector(".position").textContent = isShared ? `${numRows}–${drafted.length}` : index + 1;
+      row.title = isShared ? "In a tree several drafts stand at one depth." : "";
       row.querySelector(".fill").style.width = `${100 * share}%`;
       row.querySelector(".share").textContent = `${Math.round(100 * share)}%`;
       row.querySelector(".of").textContent = `${accepted[index]} of ${count}`;
@@ -171,10 +178,9 @@ function rounded(value) {
   return value === null ? "–" : value.toFixed(value < 10 ? 2 : 1);
 }
 
-function positionRow(position) {
+function positionRow() {
   const row = document.createElement("li");
   for (const name of ["position", "bar", "share", "of"]) row.append(part(name));
-  row.querySelector(".position").textContent = position;
   row.querySelector(".bar").append(part("fill"));
   return row;
 }

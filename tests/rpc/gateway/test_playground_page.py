@@ -111,6 +111,24 @@ async def panes(page: Browser) -> list[dict[str, Any]]:
     )
 
 
+async def test_drafts_of_a_tree_are_told_by_their_depth(page: Browser) -> None:
+    """Of fifteen in one round two were accepted, in the next none: the places that nobody reaches are one row."""
+    rows = await page.run(
+        """import('./pane.js').then(async ({ Pane }) => {
+          const pane = new Pane('tree', { isPlain: false, onPaint: () => {} });
+          const token = (origin) => ({ id: 1, bytes: [97], origin });
+          const [taken, none] = [['accepted', 'accepted', 'bonus'], ['correction']];
+          const steps = [taken, none].map((origins) => ({ num_draft_tokens: 15, tokens: origins.map(token) }));
+          pane.begin(0);
+          pane.add('aaaa', steps, 1);
+          while (!pane.element.querySelector('.positions .of')) await new Promise(requestAnimationFrame);
+          return [...pane.element.querySelectorAll('.positions li')].map((row) =>
+            ['position', 'share', 'of'].map((name) => row.querySelector('.' + name).textContent));
+        })"""
+    )
+    assert rows == [["1", "50%", "1 of 2"], ["2", "50%", "1 of 2"], ["3–15", "0%", "0 of 26"]]
+
+
 async def test_tokens_are_coloured_and_counted_and_plain_is_equal(served: Front, page: Browser) -> None:
     num_tokens = scaled(500, 150)
     await choose(page, compare=True, max_tokens=str(num_tokens))
