@@ -116,6 +116,11 @@ class GatewaySettings(ListenerSettings):
     )
     max_concurrent_requests: int = Field(4096, ge=1, description="Requests at once; more are refused.")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Longest body of a request.")
+    max_client_pause_s: float = Field(
+        60.0,
+        gt=0,
+        description="A client that reads nothing of its answer, or sends no request, for this long is cut off.",
+    )
     tls_cert: str = Field(
         "", description="PEM file of the gateway's certificates: for HTTPS, and shown to coordinators that ask for one."
     )

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from coordinator.gateway import calls
 from coordinator.gateway.answer import Answer
 from coordinator.gateway.api import Api
-from coordinator.gateway.body import read_json
+from coordinator.gateway.body import parse_body
 from coordinator.gateway.errors import CLIENT_GONE, Failure, answer_to, failure_of, log_cause
 from coordinator.gateway.fields import Fields, parse
 from coordinator.gateway.metrics import Count
@@ -63,9 +63,9 @@ class _Exchange:
         """What it came to, as an HTTP status. Raises ClientGone or ClientDisconnect."""
         failure: OutriderError
         try:
+            raw = await self._gateway.bodies.read(self._request)
             async with self._gateway.running.place():
-                body = await read_json(self._request, self._gateway.settings.max_body_bytes)
-                await while_connected(self._request.receive, self._answer(body))
+                await while_connected(self._request.receive, self._answer(parse_body(raw)))
             return 200
         except (ClientGone, ClientDisconnect):
             raise

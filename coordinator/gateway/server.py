@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import socket
@@ -17,6 +18,7 @@ except ModuleNotFoundError as missing:
     raise FailedPrecondition("the gateway needs starlette and uvicorn: pip install 'outrider[gateway]'") from missing
 
 from coordinator.gateway.app import build_app
+from coordinator.gateway.connection import PatientConnection
 from coordinator.gateway.service import Gateway
 from outrider.client import Client
 from outrider.errors import InvalidArgument, Unavailable
@@ -59,6 +61,7 @@ async def serve(
             gateway = Gateway.over(client, settings)
             config = uvicorn.Config(
                 build_app(gateway),
+                http=functools.partial(PatientConnection, max_pause_s=settings.max_client_pause_s),  # type: ignore[arg-type]
                 ssl_certfile=settings.tls_cert or None,
                 ssl_keyfile=settings.tls_key or None,
                 log_config=None,
@@ -89,6 +92,7 @@ async def _drain(gateway: Gateway, settings: GatewaySettings) -> None:
     """Until uvicorn, told to end, waits for what is left."""
     gateway.running.ends_soon = True
     await asyncio.sleep(settings.drain_delay_s)
+    gateway.bodies.end_within(settings.drain_grace_s)
     gateway.running.end_within(settings.drain_grace_s)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
+from coordinator.gateway.body import Bodies
 from coordinator.gateway.logprobs import Spellings
 from coordinator.gateway.metrics import GatewayMetrics
 from coordinator.gateway.running import Running
@@ -41,6 +42,7 @@ class Gateway:
 
     settings: GatewaySettings
     client: Client
+    bodies: Bodies
     running: Running
     registry: CollectorRegistry
     metrics: GatewayMetrics
@@ -51,7 +53,8 @@ class Gateway:
     def over(cls, client: Client, settings: GatewaySettings) -> Gateway:
         registry = new_registry(ROLE)
         running = Running(settings.max_concurrent_requests)
-        return cls(settings, client, running, registry, GatewayMetrics(registry))
+        bodies = Bodies(settings.max_body_bytes)
+        return cls(settings, client, bodies, running, registry, GatewayMetrics(registry))
 
     def client_of(self, request: Request) -> Client:
         """Whose calls carry what the request says of its caller. Raises InvalidArgument and Unauthenticated."""
