@@ -23,6 +23,9 @@ from outrider.serving.watched import Watched
 from outrider.settings import CoordinatorSettings
 
 DEFAULT_TENANT = "default"
+GENERATES = "Generate"
+"""The method that a rate is of. Small questions are not counted: clients and the gateway ask some beside a request, of
+logprobs as many as they name tokens."""
 BURST_SHARE = 1 / 6
 """Of a minute's requests, those that may come at one moment."""
 MAX_REMEMBERED = 4096
@@ -34,7 +37,7 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    requests_per_minute: int | None = Field(None, ge=1, description="Calls; a sixth of them may come at once.")
+    requests_per_minute: int | None = Field(None, ge=1, description="Of Generate; a sixth of them may come at once.")
     max_streams: int | None = Field(None, ge=1, description="Running and waiting at once, each choice one.")
     max_prompt_tokens: int | None = Field(None, ge=1, description="Of one request.")
     max_output_tokens: int | None = Field(None, ge=1, description="max_tokens of one request, and its default.")
@@ -89,10 +92,10 @@ class Tenants:
         """By tenant, when its calls so far would have come if they had come evenly (generic cell rate algorithm)."""
         self._streams: Counter[str] = Counter()
 
-    def check(self, context: Any) -> None:
+    def check(self, method: str, context: Any) -> None:
         """Tells the call at hand its tenant (`CALLER`). Raises Unauthenticated without a valid token, PermissionDenied
         where the call names another tenant than its token's or nobody can tell whose it is, InvalidArgument for a name
-        that is none, and ResourceExhausted above the tenant's rate."""
+        that is none, and ResourceExhausted for a request above the tenant's rate."""
         named = self._named(context)
         if self._tokens is None:
             _refuse_strangers(context)
@@ -105,7 +108,8 @@ class Tenants:
                     reason="TENANT_MISMATCH",
                 )
         CALLER.set(tenant)
-        self._charge(tenant)
+        if method == GENERATES:
+            self._charge(tenant)
 
     def of(self, tenant: str) -> Limits:
         """As of now."""
@@ -160,7 +164,7 @@ class Tenants:
         wait_s = due - now - max(0.0, per_minute * BURST_SHARE - 1) * interval_s
         if wait_s > 1e-9:
             raise ResourceExhausted(
-                f"tenant {tenant} may make {per_minute} calls a minute; try again in {wait_s:.2f} s",
+                f"tenant {tenant} may make {per_minute} requests a minute; try again in {wait_s:.2f} s",
                 reason="TENANT_RATE",
                 retry_delay_s=wait_s,
             )

@@ -34,8 +34,8 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 class Guard(Protocol):
     """Of one service."""
 
-    def check(self, context: Any) -> None:
-        """Raises OutriderError for a call that is not to be served."""
+    def check(self, method: str, context: Any) -> None:
+        """method: its name within the service. Raises OutriderError for a call that is not to be served."""
 
 
 class FleetGuard:
@@ -47,7 +47,7 @@ class FleetGuard:
         self._names = frozenset(names) if settings.tls_client_ca else frozenset()
         self._is_closed = is_closed and self._tokens is None and not self._names
 
-    def check(self, context: Any) -> None:
+    def check(self, method: str, context: Any) -> None:
         if self._is_closed:
             raise PermissionDenied(
                 "workers cannot register here: set fleet_token_file, or tls_client_ca, of this coordinator",
@@ -73,14 +73,14 @@ class Access:
         self.num_handshakes = 0
         self.num_connections = 0
 
-    def admit(self, service: str, context: Any) -> None:
+    def admit(self, service: str, method: str, context: Any) -> None:
         """Raises OutriderError for a call that is not to be served."""
         self._see(context.peer())
         guard = self._guards.get(service)
         if guard is None:
             return
         try:
-            guard.check(context)
+            guard.check(method, context)
         except OutriderError as error:
             self._refusals[service, error.status, error.reason] += 1
             raise

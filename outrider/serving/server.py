@@ -197,7 +197,7 @@ class Server:
 
         async def answer_once(data: bytes, context: Any) -> Any:
             async with _errors_to_status(method.full_name, context):
-                self.access.admit(service_name, context)
+                self.access.admit(service_name, method.name, context)
                 return await implementation()(parse_or_refuse(request_type, data), context)
 
         async def answer_stream(data: Any, context: Any) -> None:
@@ -206,7 +206,7 @@ class Server:
             self._no_streams.clear()
             try:
                 async with _errors_to_status(method.full_name, context):
-                    self.access.admit(service_name, context)
+                    self.access.admit(service_name, method.name, context)
                     self.refuse_if_draining()
                     parse = _parse_each if method.client_streaming else parse_or_refuse
                     request = parse(request_type, data)

@@ -40,6 +40,24 @@ async def test_without_a_valid_key_nothing_is_served(tmp_path: Path) -> None:
         assert (await served.http.get("/health")).status_code == 200
 
 
+async def test_a_rate_is_of_requests_and_not_of_the_tokens_that_logprobs_name(tmp_path: Path) -> None:
+    """Each new one is asked for in the tenant's name."""
+    tokens, limits = tmp_path / "tokens", tmp_path / "limits"
+    key = new_token()
+    tokens.write_text(f"{line_for(key, 'red')}\n")
+    limits.write_text("[tenants.red]\nrequests_per_minute = 1\n")
+    files = {"tokens_file": str(tokens), "tenant_limits_file": str(limits)}
+    async with front(draft=None, coordinator=files) as served:
+        asked: dict[str, Any] = {**ASKED, "max_tokens": 60, "logprobs": 3, "temperature": 5.0}
+        good = served.openai.with_options(api_key=key)
+        logprobs = (await good.completions.create(**asked)).choices[0].logprobs
+        assert logprobs is not None
+        assert len(set(logprobs.tokens or ())) > 10, "INCONCLUSIVE: hardly a token was new"
+        with pytest.raises(openai.RateLimitError) as refused:
+            await good.completions.create(**ASKED)
+        assert refused.value.code == "tenant_rate"
+
+
 async def test_the_tenant_that_a_proxy_names_is_the_coordinators_to_believe(tmp_path: Path) -> None:
     async with front(
         draft=None, coordinator={"trusted_tenant_header": "x-team"}, gateway={"trusted_tenant_header": "x-team"}

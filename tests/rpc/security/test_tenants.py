@@ -181,11 +181,13 @@ async def test_limits_are_named_and_are_one_tenants(files: Files) -> None:
 async def test_requests_above_the_rate_are_told_when_to_come_back(files: Files) -> None:
     files.write(files.limits, "[tenants.a]\nrequests_per_minute = 12\n")
     async with with_tokens(files) as stack, client(stack, A) as a, client(stack, B) as b:
-        outcomes: list[Any] = await asyncio.gather(*(a.server_info() for _ in range(10)), return_exceptions=True)
+        many = [a.complete([1, 2, 3], **REQUEST) for _ in range(10)]
+        outcomes: list[Any] = await asyncio.gather(*many, return_exceptions=True)
         refused = [error for error in outcomes if isinstance(error, ResourceExhausted)]
         assert 7 <= len(refused) <= 8, "two of twelve at once, one more every five seconds"
         assert all(error.reason == "TENANT_RATE" and 0 < (error.retry_delay_s or 0) <= 5 for error in refused)
-        await asyncio.gather(*(b.server_info() for _ in range(10)))
+        await asyncio.gather(*(b.complete([1, 2, 3], **REQUEST) for _ in range(10)))
+        await asyncio.gather(*(a.server_info() for _ in range(20)), *(a.tokenize("!") for _ in range(20)))
 
 
 async def test_streams_above_the_limit_are_refused_until_one_ends(files: Files) -> None:
