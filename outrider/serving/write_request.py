@@ -206,10 +206,11 @@ def assign(message: Any, name: str, value: Any, *, path: str) -> None:
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InvalidArgument(f"{path} cannot be {_shown(value)}: {error}", field=path) from None
+        raise InvalidArgument(f"{path} cannot be {shown(value)}: {error}", field=path) from None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """For a message: as much of it as fits there."""
     try:
         return f"{value!r:.80}"
     except ValueError:  # Python does not write out integers of thousands of digits

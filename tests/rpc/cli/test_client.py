@@ -262,3 +262,15 @@ def test_import_is_light_and_lazy() -> None:
     assert outrider.Client is Client
     with pytest.raises(AttributeError, match="nothing"):
         outrider.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "user", "content": "x", "name": "me"}, r"chat\.messages\[0\] .* role and content: leave out name$"),
+        ({"role": "user"}, r"chat\.messages\[0\] .* role and content$"),
+    ],
+)
+def test_a_turn_of_other_keys_is_refused_by_name(message: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        build_request([message], {})
