@@ -124,7 +124,7 @@ class GatewaySettings(ListenerSettings):
     tls_cert: str = Field(
         "", description="PEM file of the gateway's certificates: for HTTPS, and shown to coordinators that ask for one."
     )
-    tls_key: str = Field("", description="PEM file of the certificate's key.")
+    tls_key: str = Field("", description="PEM file of the certificate's key; files of TLS are read again on change.")
     tls_ca: str = Field(
         "",
         description="PEM file of authorities that coordinators must be certified by; empty: they are called in "

@@ -26,7 +26,7 @@ from outrider.serving.access import BY_TOKEN_ALONE, refuse_to_be_open
 from outrider.serving.channel import is_loopback
 from outrider.serving.metrics import metrics_endpoint
 from outrider.serving.server import configure_logging, stop_on_signals
-from outrider.serving.tls import TLS
+from outrider.serving.tls import TLS, https_context
 from outrider.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ async def serve(
     if not settings.coordinators:
         raise InvalidArgument("coordinators is empty: give host:port of at least one", field="coordinators")
     refuse_to_be_open(settings, is_guarded=bool(settings.tls_cert), remedy="Set tls_cert and tls_key")
+    context = https_context(settings)
     tls = TLS(settings.tls_ca, settings.tls_cert, settings.tls_key) if settings.tls_ca else None
     told = {} if settings.insecure or is_loopback(settings.host) else dict([BY_TOKEN_ALONE])
     with stop_on_signals(stop), _listening(settings) as listener:
@@ -62,8 +63,6 @@ async def serve(
             config = uvicorn.Config(
                 build_app(gateway),
                 http=functools.partial(PatientConnection, max_pause_s=settings.max_client_pause_s),  # type: ignore[arg-type]
-                ssl_certfile=settings.tls_cert or None,
-                ssl_keyfile=settings.tls_key or None,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -71,7 +70,8 @@ async def serve(
                 proxy_headers=False,
                 timeout_graceful_shutdown=math.ceil(settings.drain_grace_s + LAST_WORDS_S),
             )
-            _load(config)
+            config.load()
+            config.ssl = context
             server = _Server(config)
             async with metrics_endpoint(settings, gateway.registry):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -102,16 +102,6 @@ async def _until(serving: asyncio.Task[None], is_so: Callable[[], bool]) -> None
             serving.result()
             raise Unavailable("the HTTP server ended before it served")
         await asyncio.sleep(0.005)
-
-
-def _load(config: uvicorn.Config) -> None:
-    """With the certificates. Raises InvalidArgument."""
-    if config.ssl_keyfile and not config.ssl_certfile:
-        raise InvalidArgument("tls_key is of no use without tls_cert: give both", field="tls_cert")
-    try:
-        config.load()
-    except OSError as error:
-        raise InvalidArgument(f"tls_cert or tls_key is no good: {error}", field="tls_cert") from None
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from outrider.serving.dns_names import dns_names
 from outrider.serving.naming import split_names
 from outrider.serving.tokens import FleetTokens
 from outrider.serving.watched import UNREADABLE_FILE, Watched
-from outrider.settings import ServerSettings
+from outrider.settings import GatewaySettings, ServerSettings
 
 COORDINATOR_NAME = "coordinator"
 WORKER_NAMES = {"draft": "draft-worker", "target": "target-worker"}
@@ -149,6 +149,28 @@ def server_credentials(settings: ServerSettings, on_handshake: Callable[[], None
     )
 
 
+def https_context(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """With which each handshake shows what the files hold by then; None: plaintext. A key may be in the certificate's
+    file. Raises InvalidArgument for settings or files that are no good."""
+    if not settings.tls_cert:
+        if settings.tls_key:
+            raise InvalidArgument("tls_key is of no use without tls_cert: give both", field="tls_cert")
+        return None
+
+    def parse(*_: bytes) -> ssl.SSLContext:
+        return _check_chain(settings.tls_cert, settings.tls_key, "tls_cert")
+
+    files = _watched({name: getattr(settings, name) for name in ("tls_cert", "tls_key")}, parse)
+
+    def show(connection: ssl.SSLObject, name: str, context: ssl.SSLContext) -> None:
+        """Called in each handshake, whether a name was asked for or not."""
+        connection.context = files.current()
+
+    first = files.current()
+    first.sni_callback = show
+    return first
+
+
 def certificate_names(context: Any) -> frozenset[str]:
     """Of the caller of an RPC: the DNS names among its certificate's subject alternative names, and no other kind of
     name. Empty where it showed none."""
@@ -168,17 +190,20 @@ def _check_pair(certificate: str, key: str, prefix: str) -> None:
         raise InvalidArgument(f"{missing} is empty: a certificate and its key go together", field=missing)
 
 
-def _check_chain(certificate: str, key: str, field: str) -> None:
+def _check_chain(certificate: str, key: str, field: str) -> ssl.SSLContext:
+    """Of a server that shows it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key or None, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise InvalidArgument(
-            f"{certificate} and {key} are no PEM certificate and its key: {_why(error)}",
+            f"{certificate} and {key or certificate} are no PEM certificate and its key: {_why(error)}",
             field=field,
             reason="BAD_CERTIFICATE",
         ) from None
     except OSError as error:
         raise InvalidArgument(f"{certificate}, {key}: {error.strerror}", field=field, reason=UNREADABLE_FILE) from None
+    return context
 
 
 def _check_authorities(contents: bytes, path: str, field: str) -> None:
