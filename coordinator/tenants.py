@@ -66,17 +66,28 @@ NO_LIMITS = TenantLimits(Limits(), {})
 
 def parse_limits(contents: bytes) -> TenantLimits:
     """TOML: a table `default` and tables `tenants.NAME`, which leave what they do not say to `default`. Raises
-    InvalidArgument naming the key."""
+    InvalidArgument naming the key, and for a file that is empty: it is about to be written, and means nothing yet."""
+    if not contents.strip():
+        raise _bad_file("is empty: for no limits give no file, or one with [default] alone")
     try:
         file = _File.model_validate(tomllib.loads(contents.decode()))
+        for name in file.tenants:
+            if not TENANT.fullmatch(name):
+                raise _bad_file(f"tenants.{name!r} can be no tenant's: a name is {TENANT_RULE}")
         own = {name: Limits(**{**file.default, **table}) for name, table in file.tenants.items()}
         return TenantLimits(Limits(**file.default), own)
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        what = "tables or arrays are nested too deeply"
+    except ValueError as error:  # of bytes that are no text, or no TOML, or of a number of too many digits
         what = str(error)
-    raise InvalidArgument(f"tenant_limits_file: {what}", field="tenant_limits_file", reason="BAD_LIMITS_FILE")
+    raise _bad_file(what)
+
+
+def _bad_file(what: str) -> InvalidArgument:
+    return InvalidArgument(f"tenant_limits_file: {what}", field="tenant_limits_file", reason="BAD_LIMITS_FILE")
 
 
 class Tenants:

@@ -76,10 +76,11 @@ def parse_tokens(contents: bytes) -> tuple[Entry, ...]:
 
 class TenantTokens:
     """The tokens file: several tokens of a tenant may be valid at once, so that they can be exchanged. Raises
-    InvalidArgument for a file that is no good."""
+    InvalidArgument for a file that is no good, or empty: somebody is about to write it. One with a comment alone says
+    that nobody has a token."""
 
     def __init__(self, path: str) -> None:
-        self._entries = Watched([path], parse_tokens, ["tokens_file"])
+        self._entries = Watched([path], _parse_written, ["tokens_file"])
 
     def tenant(self, token: str) -> str:
         """Whose token it is. Raises Unauthenticated."""
@@ -156,6 +157,16 @@ def bearer_token(context: Any) -> str:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+def _parse_written(contents: bytes) -> tuple[Entry, ...]:
+    if not contents.strip():
+        raise InvalidArgument(
+            "the tokens file is empty: `outrider token new` makes its lines; to shut everybody out leave a # in it",
+            field="tokens_file",
+            reason="BAD_TOKENS_FILE",
+        )
+    return parse_tokens(contents)
 
 
 def _parse_secrets(contents: bytes) -> tuple[bytes, ...]:

@@ -48,8 +48,10 @@ class Watched(Generic[T]):
             names = ", ".join(self._paths)
             try:
                 self._value = self._read()
-            except OutriderError as error:
-                log.error("%s changed, but what was read before stays in force: %s", names, error.message)
+            except Exception as error:
+                # of any other kind the name alone: its message might quote a secret
+                why = error.message if isinstance(error, OutriderError) else type(error).__name__
+                log.error("%s changed, but what was read before stays in force: %s", names, why)
             else:
                 self.version += 1
                 log.info("%s changed and was read again", names)

@@ -15,6 +15,7 @@ from stack import Stack, in_process_stack, start
 
 import coordinator.server
 import target_worker.server
+from coordinator.tenants import Tenants
 from outrider import Chunk, Client, OutriderError
 from outrider.errors import InvalidArgument, NotFound, ResourceExhausted, Unauthenticated
 from outrider.serving.channel import open_channel
@@ -35,7 +36,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.tokens, self.limits, self.fleet = folder / "tokens", folder / "limits.toml", folder / "fleet"
         self.write(self.tokens, f"{line_for(A, 'a')}\n{line_for(B, 'b')}\n")
-        self.write(self.limits, "")
+        self.write(self.limits, "[default]\n")
         self.write(self.fleet, new_token())
 
     def write(self, path: Path, text: str) -> None:
@@ -174,7 +175,7 @@ async def test_limits_are_named_and_are_one_tenants(files: Files) -> None:
         assert len((await b.complete([1] * 6, **{**REQUEST, "max_tokens": 11})).token_ids) == 11
         with pytest.raises(InvalidArgument, match="at most 100"):
             await b.complete([1] * 6, **{**REQUEST, "max_tokens": 101})
-        files.write(files.limits, "")
+        files.write(files.limits, "# none\n")
         assert len((await a.complete([1] * 6, **{**REQUEST, "max_tokens": 11})).token_ids) == 11
 
 
@@ -281,6 +282,18 @@ async def test_a_server_listens_everywhere_where_callers_are_known_or_it_is_told
     await (await start(target_worker.server.serve, worker)).close()
 
 
+async def test_limits_that_are_no_good_or_about_to_be_written_leave_the_old_ones(files: Files) -> None:
+    files.write(files.limits, LIMITS)
+    settings = CoordinatorSettings(port=0, **files.settings)
+    tenants = Tenants(settings)
+    assert (tenants.of("a").max_streams, tenants.of("b").max_output_tokens) == (2, 100)
+    for text in ("", "\n", "a = " + "[" * 3000, '[tenants."b c"]\n', "[tenants.a]\nmax_streams = -1"):
+        files.write(files.limits, text)
+        assert (tenants.of("a").max_streams, tenants.of("b").max_output_tokens) == (2, 100)
+    files.write(files.limits, "[tenants.a]\nmax_streams = 3\n")
+    assert (tenants.of("a").max_streams, tenants.of("b").max_output_tokens) == (3, None)
+
+
 async def test_a_bad_limits_file_is_told_by_its_key(files: Files) -> None:
     for text, match in (
         ("[tenants.a]\nmax_stream = 2", "max_stream"),
@@ -288,6 +301,11 @@ async def test_a_bad_limits_file_is_told_by_its_key(files: Files) -> None:
         ("[tenants.a]\nmax_streams = '2'", "max_streams"),
         ("max_streams = 2", "max_streams"),
         ("[tenants", "tenant_limits_file"),
+        ("", "tenant_limits_file: is empty"),
+        (" \n", "tenant_limits_file: is empty"),
+        ('[tenants."team a"]\nmax_streams = 2', "tenants.'team a' can be no tenant's"),
+        ("[tenants.a]\nmax_streams = " + "[" * 3000, "nested too deeply"),
+        ("[tenants.a]\nmax_streams = " + "9" * 5000, "tenant_limits_file"),
     ):
         files.write(files.limits, text)
         with pytest.raises(InvalidArgument, match=match):

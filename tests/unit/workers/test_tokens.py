@@ -107,7 +107,12 @@ def test_a_file_that_goes_bad_changes_nothing(tmp_path: Path) -> None:
     assert tokens.tenant(token) == "a"
     path.unlink()
     assert tokens.tenant(token) == "a"
-    written(path, "")
+    for empty in ("", "\n \n"):
+        written(path, empty)
+        assert tokens.tenant(token) == "a", "it is about to be written"
+        with pytest.raises(InvalidArgument, match="tokens file is empty"):
+            TenantTokens(str(path))
+    written(path, "# nobody\n")
     with pytest.raises(Unauthenticated):
         tokens.tenant(token)
     with pytest.raises(InvalidArgument, match="cannot be read"):
@@ -168,3 +173,18 @@ def test_watched_files_are_parsed_once_for_each_change(tmp_path: Path) -> None:
     os.utime(paths[0], (1, 1))
     assert (watched.current(), watched.version) == (b"ac", 2)
     assert parsed == [b"ab", b"ac", b"ac"]
+
+
+def test_a_file_on_which_its_parser_fails_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def parse(contents: bytes) -> bytes:
+        if contents == b"secret":
+            raise RecursionError(contents)
+        return contents
+
+    watched = Watched([written(tmp_path / "file", "good")], parse)
+    written(tmp_path / "file", "secret")
+    assert [watched.current() for _ in range(2)] == [b"good"] * 2
+    assert "stays in force: RecursionError" in caplog.text
+    assert "secret" not in caplog.text
+    written(tmp_path / "file", "better")
+    assert (watched.current(), watched.version) == (b"better", 1)
