@@ -23,7 +23,8 @@ from outrider.errors import FailedPrecondition, InvalidArgument
 class Certificate:
     """prompt_sha256, text_sha256: of the ids as little-endian uint32, the text's being those that were delivered,
     resumed ones included. record_sha256: of the record's message. served_numerics: of the workers that decided;
-    audited_numerics: of the rows here. tolerance: logits, see law.py."""
+    audited_numerics: of the rows here. stop_strings: those that were asked for as the record has it, and who asked
+    knows; None: it does not tell. tolerance: logits, see law.py."""
 
     verdict: Verdict
     request_id: str
@@ -37,6 +38,9 @@ class Certificate:
     seed: int
     choice: int
     temperature: float
+    finish: str
+    matched_stop_string: str
+    stop_strings: tuple[str, ...] | None
     tolerance: float
     prompt_sha256: str
     text_sha256: str
@@ -66,7 +70,7 @@ def certify(record: StreamRecord, target: Target, tolerance: float | None = None
     except ValueError as error:
         raise InvalidArgument(f"record.sampling.grammar: {error}", field="record.sampling.grammar") from None
     tolerance = target.tolerance(record.numerics_fingerprints) if tolerance is None else tolerance
-    findings = replay(record, target.rows(text_ids(record)), tolerance, about.vocab_size, grammar)
+    findings = replay(record, target.rows(text_ids(record)), tolerance, about.vocab_size, target.decode, grammar)
     return Certificate(
         verdict=findings.verdict,
         request_id=record.request_id,
@@ -80,6 +84,9 @@ def certify(record: StreamRecord, target: Target, tolerance: float | None = None
         seed=record.sampling.seed,
         choice=record.sampling.choice,
         temperature=record.sampling.temperature,
+        finish=str(record.finish),
+        matched_stop_string=record.matched_stop_string,
+        stop_strings=record.text.stop_strings if record.text is not None else None,
         tolerance=tolerance,
         prompt_sha256=ids_sha256(record.prompt_ids),
         text_sha256=ids_sha256((*record.resumed_ids, *record.output_ids)),

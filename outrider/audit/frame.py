@@ -1,12 +1,10 @@
-"""What can be said of a record without the model: that it is whole, that what was delivered is what was decided, and
-that the text ends where it has to."""
+"""What can be said of a record without the model: that it is whole, and that what was delivered is what was decided."""
 
 from __future__ import annotations
 
 from outrider.audit.findings import Findings
 from outrider.audit.record import StreamRecord
 from outrider.errors import InvalidArgument
-from outrider.sampling.params import Finish
 
 
 def decided_ids(record: StreamRecord) -> tuple[int, ...]:
@@ -31,11 +29,12 @@ def check_ids(record: StreamRecord, vocab_size: int) -> None:
 def look_at_frame(record: StreamRecord, findings: Findings) -> None:
     """Adds what is found."""
     _look_at_delivery(record, findings)
-    _look_at_end(record, findings)
+    _look_behind_the_end(record, findings)
 
 
 def _look_at_delivery(record: StreamRecord, findings: Findings) -> None:
     delivered, decided, num_resumed = record.output_ids, decided_ids(record), len(record.resumed_ids)
+    num_last = len(record.rounds[-1].committed_ids) if record.rounds else 0
     for index, (token_id, expected) in enumerate(zip(delivered, decided, strict=False), num_resumed):
         if token_id != expected:
             findings.breach(index, token_id, expected, "another token was delivered than was decided")
@@ -48,10 +47,14 @@ def _look_at_delivery(record: StreamRecord, findings: Findings) -> None:
     elif len(delivered) < len(decided) and not record.matched_stop_string:
         index, expected = num_resumed + len(delivered), decided[len(delivered)]
         findings.breach(index, None, expected, "it was decided and not delivered, and no stop string ended the text")
+    elif len(decided) - len(delivered) >= max(1, num_last):
+        index, expected = num_resumed + len(delivered), decided[len(delivered)]
+        findings.breach(index, None, expected, "it was not delivered, and more rounds were decided")
 
 
-def _look_at_end(record: StreamRecord, findings: Findings) -> None:
-    output, stopping = (*record.resumed_ids, *decided_ids(record)), record.stopping
+def _look_behind_the_end(record: StreamRecord, findings: Findings) -> None:
+    known = record.output_ids if record.num_rounds_left_out else decided_ids(record)
+    output, stopping = (*record.resumed_ids, *known), record.stopping
     for index in range(len(record.resumed_ids), len(output) - 1):
         if output[index] in stopping.stop_token_ids:
             findings.breach(index + 1, output[index + 1], None, "it follows a stop token, which ends the text")
@@ -59,6 +62,3 @@ def _look_at_end(record: StreamRecord, findings: Findings) -> None:
     if len(output) > stopping.max_tokens:
         index = stopping.max_tokens
         findings.breach(index, output[index], None, f"max_tokens is {index}")
-    has_end = len(output) >= stopping.max_tokens or bool(output and output[-1] in stopping.stop_token_ids)
-    if record.finish is not Finish.NONE and not (has_end or record.matched_stop_string or record.num_rounds_left_out):
-        findings.breach(len(output), None, None, "the text ends though neither a stop nor max_tokens was reached")

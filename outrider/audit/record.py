@@ -30,8 +30,17 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How the request wanted ids read as text, and which strings end it."""
+
+    stop_strings: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecord:
-    """One stream. `wire`: the message as it came; other fields as in it."""
+    """One stream. `wire`: the message as it came; other fields as in it. `text`: None where its version does not tell
+    it."""
 
     request_id: str
     model: str
@@ -45,6 +54,7 @@ class StreamRecord:
     stopping: StoppingParams
     finish: Finish = Finish.NONE
     matched_stop_string: str = ""
+    text: TextOptions | None = None
     rounds: tuple[RoundRecord, ...] = ()
     num_rounds_left_out: int = 0
     max_draft_tokens: int = 64

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from outrider.audit.ending import Decode, look_at_end
 from outrider.audit.findings import Comparison, Findings
 from outrider.audit.frame import check_ids, look_at_frame
 from outrider.audit.law import Scores, Text, coupled_scores, greedy_scores, processed
@@ -18,13 +19,19 @@ from outrider.sampling.params import Origin
 
 
 def replay(
-    record: StreamRecord, rows: Rows, tolerance: float, vocab_size: int, grammar: GrammarState | None = None
+    record: StreamRecord,
+    rows: Rows,
+    tolerance: float,
+    vocab_size: int,
+    decode: Decode,
+    grammar: GrammarState | None = None,
 ) -> Findings:
     """rows: over `frame.text_ids(record)`. tolerance: see law.py. grammar: before the first token of the output, where
     the stream has one. Raises InvalidArgument where the record's ids are not the model's."""
     check_ids(record, vocab_size)
     findings = Findings(num_resumed=len(record.resumed_ids))
     look_at_frame(record, findings)
+    look_at_end(record, findings, decode)
     text = Text(record.prompt_ids, record.resumed_ids, grammar)
     decide: Callable[[RoundRecord, int], None]
     if record.sampling.decides_by_match:

@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from tokenizers import Tokenizer
+
+from outrider.audit.ending import Decode
 from outrider.audit.rows import ModelRows, Rows, allocate
 from outrider.lm.interface import ModelDescription
 from outrider.lm.loading import Progress, load_model
 from outrider.sampling.grammar import GrammarState, GrammarVocabulary
 from outrider.sampling.params import Grammar
 from outrider.settings import TargetWorkerSettings
+from outrider.toy_text import toy_char
 
 TOLERANCES = {"float32": 5e-4, "bfloat16": 0.5, "float16": 0.06}
 """Logits, by the number type of the weights. Rows of a pass over one token and of one over a whole text were seen to
@@ -31,6 +35,7 @@ class Target:
     rows: Callable[[Sequence[int]], Rows]
     is_independent: bool
     vocabulary: GrammarVocabulary
+    decode: Decode
 
     def tolerance(self, numerics_fingerprints: Sequence[str]) -> float:
         """How far logits of workers with these numerics may be off from the rows here."""
@@ -61,4 +66,16 @@ def load_target(
         allocate(loaded.model, max_tokens, MAX_ASIDE)
         rows = partial(ModelRows, loaded.model, max_tokens=max_tokens, max_aside=MAX_ASIDE)
     vocabulary = GrammarVocabulary(about.tokenizer_json, about.vocab_size, about.eos_token_ids)
-    return Target(about, rows, independent, vocabulary)
+    return Target(about, rows, independent, vocabulary, _decoder(about.tokenizer_json))
+
+
+def _decoder(tokenizer_json: bytes) -> Decode:
+    """Of a `tokenizers` tokenizer; empty: the toy alphabet."""
+    tokenizer = Tokenizer.from_str(tokenizer_json.decode()) if tokenizer_json else None
+
+    def decode(token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        if tokenizer is None:
+            return "".join(map(toy_char, token_ids))
+        return tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    return decode

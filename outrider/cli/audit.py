@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from outrider.audit.findings import Verdict
 from outrider.audit.frame import text_ids
@@ -21,6 +22,7 @@ from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
 from outrider.cli.request_ids import by_id, refuse_paths
 from outrider.errors import InvalidArgument, NotFound, Unavailable
+from outrider.sampling.params import Finish
 from outrider.serving.records import read_records, write_records
 from outrider.settings import TargetWorkerSettings
 
@@ -132,6 +134,7 @@ def show(certificate: Certificate) -> None:
         "model": f"{certificate.model}, fingerprint {certificate.model_fingerprint}",
         "rule": f"{certificate.rule}, seed {certificate.seed}, choice {certificate.choice}, temperature "
         f"{certificate.temperature:g}",
+        "ends": _end_of(certificate),
         "decided again": f"{found.num_tokens} tokens{resumed}: {found.num_comparisons} comparisons, {found.num_draws} "
         "drafts drawn again from their q",
         "drafts": f"{found.num_accepted} of {found.num_drafted} accepted",
@@ -144,7 +147,7 @@ def show(certificate: Certificate) -> None:
         "record sha256": certificate.record_sha256,
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     out.print(table)
     for breach in found.breaches[:MAX_SHOWN]:
         should = "" if breach.expected is None else f", should be {breach.expected}"
@@ -156,6 +159,17 @@ def show(certificate: Certificate) -> None:
     for reason in found.reasons:
         out.print(f"  {reason}", markup=False)
     out.print(f"[bold {_COLOURS[certificate.verdict]}]{certificate.verdict}[/]  {_in_words(certificate)}")
+
+
+def _end_of(certificate: Certificate) -> str:
+    asked = certificate.stop_strings
+    strings = "which stop strings were asked for is not told"
+    if asked is not None:
+        strings = f"stop strings asked for: {list(asked)}"
+    if certificate.matched_stop_string:
+        return f"by {certificate.matched_stop_string!r}; {strings}"
+    how = f"by {certificate.finish}" if certificate.finish != str(Finish.NONE) else "not yet, or given up"
+    return f"{how}; {strings}" if asked else how
 
 
 def _in_words(certificate: Certificate) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from outrider.audit.record import RoundRecord, StreamRecord
+from outrider.audit.record import RoundRecord, StreamRecord, TextOptions
 from outrider.drafting.proposal import EMPTY, ProposalFault
 from outrider.errors import InvalidArgument
 from outrider.sampling.params import Finish, Origin
@@ -45,6 +45,7 @@ def kept_to_pb(kept: Any) -> record_pb2.StreamRecord:
         matched_stop_string=kept.matched_stop_string,
         num_rounds_left_out=kept.num_rounds_left_out,
         max_draft_tokens=request.max_draft_tokens,
+        text=record_pb2.TextOptions(stop_strings=request.stop_strings, skip_special_tokens=request.skip_special_tokens),
     )
 
 
@@ -69,6 +70,7 @@ def record_from_pb(message: record_pb2.StreamRecord) -> StreamRecord:
             stopping=stopping_from_pb(message.stopping),
             finish=Finish(message.finish_reason),
             rounds=tuple(map(_round_from_pb, message.rounds)),
+            text=read(TextOptions, message.text) if message.HasField("text") else None,
             wire=message.SerializeToString(deterministic=True),
         )
     except ValueError as error:

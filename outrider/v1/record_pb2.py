@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/record.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"<\n\x10GetRecordRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cstream_index\x18\x02 \x01(\r\"S\n\x11GetRecordResponse\x12)\n\x06stream\x18\x01 \x01(\x0b\x32\x19.outrider.v1.StreamRecord\x12\x13\n\x0bnum_streams\x18\x02 \x01(\r\"\xda\x03\n\x0cStreamRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15numerics_fingerprints\x18\x05 \x03(\t\x12\r\n\x05index\x18\x06 \x01(\r\x12\x12\n\nprompt_ids\x18\x07 \x03(\r\x12\x13\n\x0bresumed_ids\x18\x08 \x03(\r\x12\x12\n\noutput_ids\x18\t \x03(\r\x12/\n\x08sampling\x18\n \x01(\x0b\x32\x1d.outrider.v1.ResolvedSampling\x12/\n\x08stopping\x18\x0b \x01(\x0b\x32\x1d.outrider.v1.ResolvedStopping\x12\x30\n\rfinish_reason\x18\x0c \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1b\n\x13matched_stop_string\x18\r \x01(\t\x12(\n\x06rounds\x18\x0e \x03(\x0b\x32\x18.outrider.v1.RoundRecord\x12\x1b\n\x13num_rounds_left_out\x18\x0f \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x10 \x01(\r\"\xfd\x01\n\x0bRoundRecord\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x15\n\rcommitted_ids\x18\x02 \x03(\r\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.outrider.v1.TokenOrigin\x12\'\n\x08proposal\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x16\n\x0eproposal_fault\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x16\n\x0enumerics_index\x18\x08 \x01(\r\x12\x15\n\rdrafts_untold\x18\t \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/record.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"<\n\x10GetRecordRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cstream_index\x18\x02 \x01(\r\"S\n\x11GetRecordResponse\x12)\n\x06stream\x18\x01 \x01(\x0b\x32\x19.outrider.v1.StreamRecord\x12\x13\n\x0bnum_streams\x18\x02 \x01(\r\"\x82\x04\n\x0cStreamRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1d\n\x15numerics_fingerprints\x18\x05 \x03(\t\x12\r\n\x05index\x18\x06 \x01(\r\x12\x12\n\nprompt_ids\x18\x07 \x03(\r\x12\x13\n\x0bresumed_ids\x18\x08 \x03(\r\x12\x12\n\noutput_ids\x18\t \x03(\r\x12/\n\x08sampling\x18\n \x01(\x0b\x32\x1d.outrider.v1.ResolvedSampling\x12/\n\x08stopping\x18\x0b \x01(\x0b\x32\x1d.outrider.v1.ResolvedStopping\x12\x30\n\rfinish_reason\x18\x0c \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x1b\n\x13matched_stop_string\x18\r \x01(\t\x12(\n\x06rounds\x18\x0e \x03(\x0b\x32\x18.outrider.v1.RoundRecord\x12\x1b\n\x13num_rounds_left_out\x18\x0f \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x10 \x01(\r\x12&\n\x04text\x18\x11 \x01(\x0b\x32\x18.outrider.v1.TextOptions\"@\n\x0bTextOptions\x12\x14\n\x0cstop_strings\x18\x01 \x03(\t\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\"\xfd\x01\n\x0bRoundRecord\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x15\n\rcommitted_ids\x18\x02 \x03(\r\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.outrider.v1.TokenOrigin\x12\'\n\x08proposal\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x16\n\x0eproposal_fault\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x16\n\x0enumerics_index\x18\x08 \x01(\r\x12\x15\n\rdrafts_untold\x18\t \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETRECORDRESPONSE']._serialized_start=129
   _globals['_GETRECORDRESPONSE']._serialized_end=212
   _globals['_STREAMRECORD']._serialized_start=215
-  _globals['_STREAMRECORD']._serialized_end=689
-  _globals['_ROUNDRECORD']._serialized_start=692
-  _globals['_ROUNDRECORD']._serialized_end=945
+  _globals['_STREAMRECORD']._serialized_end=729
+  _globals['_TEXTOPTIONS']._serialized_start=731
+  _globals['_TEXTOPTIONS']._serialized_end=795
+  _globals['_ROUNDRECORD']._serialized_start=798
+  _globals['_ROUNDRECORD']._serialized_end=1051
 # @@protoc_insertion_point(module_scope)

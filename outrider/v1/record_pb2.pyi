@@ -24,7 +24,7 @@ class GetRecordResponse(_message.Message):
     def __init__(self, stream: _Optional[_Union[StreamRecord, _Mapping]] = ..., num_streams: _Optional[int] = ...) -> None: ...
 
 class StreamRecord(_message.Message):
-    __slots__ = ("version", "request_id", "model", "model_fingerprint", "numerics_fingerprints", "index", "prompt_ids", "resumed_ids", "output_ids", "sampling", "stopping", "finish_reason", "matched_stop_string", "rounds", "num_rounds_left_out", "max_draft_tokens")
+    __slots__ = ("version", "request_id", "model", "model_fingerprint", "numerics_fingerprints", "index", "prompt_ids", "resumed_ids", "output_ids", "sampling", "stopping", "finish_reason", "matched_stop_string", "rounds", "num_rounds_left_out", "max_draft_tokens", "text")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class StreamRecord(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     version: int
     request_id: str
     model: str
@@ -57,7 +58,16 @@ class StreamRecord(_message.Message):
     rounds: _containers.RepeatedCompositeFieldContainer[RoundRecord]
     num_rounds_left_out: int
     max_draft_tokens: int
-    def __init__(self, version: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., numerics_fingerprints: _Optional[_Iterable[str]] = ..., index: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_string: _Optional[str] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., num_rounds_left_out: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    text: TextOptions
+    def __init__(self, version: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., numerics_fingerprints: _Optional[_Iterable[str]] = ..., index: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop_string: _Optional[str] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., num_rounds_left_out: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., text: _Optional[_Union[TextOptions, _Mapping]] = ...) -> None: ...
+
+class TextOptions(_message.Message):
+    __slots__ = ("stop_strings", "skip_special_tokens")
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    stop_strings: _containers.RepeatedScalarFieldContainer[str]
+    skip_special_tokens: bool
+    def __init__(self, stop_strings: _Optional[_Iterable[str]] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
     __slots__ = ("base_length", "committed_ids", "origins", "proposal", "num_draft_tokens", "proposal_fault", "epoch", "numerics_index", "drafts_untold")

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +19,15 @@ import outrider
 from outrider.audit.certificate import Certificate, certify
 from outrider.audit.findings import Verdict
 from outrider.audit.frame import decided_ids, text_ids
-from outrider.audit.record import RoundRecord, StreamRecord
+from outrider.audit.record import RoundRecord, StreamRecord, TextOptions
 from outrider.audit.target import load_target
 from outrider.cli.app import app
 from outrider.drafting.proposal import SparseQ
 from outrider.errors import FailedPrecondition, InvalidArgument, NotFound
-from outrider.sampling.params import AcceptanceRule
+from outrider.sampling.params import AcceptanceRule, Finish
 from outrider.serving.records import add_rounds, kept_to_pb, read_records, write_records
 from outrider.settings import TargetWorkerSettings
+from outrider.toy_text import toy_char
 
 TARGET = "toy:vocab=48,seed=3,order=1,scale=3"
 """Its texts repeat themselves, so that there is something to look up."""
@@ -208,6 +210,46 @@ def test_dropped_drafts_origins_and_ends_are_found(sampled: dict[str, StreamReco
         assert any(what in breach.what for breach in found.breaches), (what, found.breaches)
 
 
+def texts_of(stop: str, *stops: str) -> dict[str, Any]:
+    """How a text is told to have ended by `stop`."""
+    return {"matched_stop_string": stop, "finish": Finish.STOP, "text": TextOptions(stop_strings=stops)}
+
+
+def test_texts_that_were_cut_are_found(sampled: dict[str, StreamRecord]) -> None:
+    """Whatever is told of why: nobody asked for the string, the text does not reach it, or it goes on behind it."""
+    record = sampled["block"]
+    assert record.text == TextOptions()
+    half = record.rounds[: len(record.rounds) // 2]
+    ids = tuple(token_id for one in half for token_id in one.committed_ids)
+    cut = dataclasses.replace(record, rounds=half, output_ids=ids)
+    text = "".join(map(toy_char, ids))
+    whole = "".join(map(toy_char, record.output_ids))
+    for what, planted in {
+        "neither a stop": cut,
+        "not asked for": dataclasses.replace(cut, **texts_of("~~")),
+        "does not reach": dataclasses.replace(cut, **texts_of("~~", "~~")),
+        "more rounds were decided": dataclasses.replace(record, output_ids=(), **texts_of("~~", "~~")),
+        "goes on behind": dataclasses.replace(cut, **texts_of(text[:-1], text[:-1])),
+        "is told to end the text": dataclasses.replace(cut, **texts_of(text[1:], text[1:], text)),
+        "that the text ended by length": dataclasses.replace(cut, **{**texts_of(text, text), "finish": Finish.LENGTH}),
+        "told to end by stop, and ends by length": dataclasses.replace(record, finish=Finish.STOP),
+        "and that is not told": dataclasses.replace(record, text=TextOptions(stop_strings=(whole,))),
+    }.items():
+        findings = audited(planted).findings
+        assert findings.verdict is Verdict.BREACH, what
+        assert any(what in breach.what for breach in findings.breaches), (what, findings.breaches)
+
+
+def test_a_record_that_does_not_tell_stop_strings_blames_nobody_for_one(sampled: dict[str, StreamRecord]) -> None:
+    record = dataclasses.replace(sampled["block"], text=None)
+    assert audited(record).verdict is Verdict.AUDITED
+    text = "".join(map(toy_char, record.output_ids))
+    for stop, verdict in ((text, Verdict.INCONCLUSIVE), ("~~", Verdict.BREACH)):
+        findings = audited(dataclasses.replace(record, **{**texts_of(stop), "text": None})).findings
+        assert findings.verdict is verdict, findings.breaches
+        assert "does not tell which stop strings" in findings.reasons[0]
+
+
 def test_what_cannot_be_looked_at_is_inconclusive(sampled: dict[str, StreamRecord]) -> None:
     record = sampled["token"]
     cut = dataclasses.replace(record, rounds=record.rounds[:-1], num_rounds_left_out=1)
@@ -247,7 +289,8 @@ async def test_plain_resumed_stopped_and_several_texts() -> None:
         stop = await client.detokenize(whole.token_ids[5:8])
         stopped = await recorded(client, seed=2, acceptance="block", max_tokens=24, num_speculative_tokens=3, stop=stop)
         assert stopped.matched_stop_string == stop
-        assert not audited(stopped).findings.breaches
+        assert audited(stopped).verdict is Verdict.AUDITED
+        assert audited(stopped).stop_strings == (stop,)
 
         events = [e async for e in client.generate(PROMPT, n=3, seed=4, max_tokens=16, num_speculative_tokens=2)]
         request_id = events[0].request_id
@@ -328,7 +371,7 @@ async def test_the_command_certifies(tmp_path: Path) -> None:
     async with services() as (stack, client):
         saved = tmp_path / "stream.jsonl"
         options = {"seed": 1, "acceptance": "block", "num_speculative_tokens": 3, "drafter": "model"}
-        await client.complete(PROMPT, max_tokens=24, request_id="one", **options)
+        await client.complete(PROMPT, max_tokens=24, request_id="one", stop="[/b]", **options)
 
         def run(*arguments: str) -> tuple[int, str]:
             result = CliRunner().invoke(app, [*arguments])
@@ -337,6 +380,7 @@ async def test_the_command_certifies(tmp_path: Path) -> None:
         code, shown = await asyncio.to_thread(run, "audit", "one", "--save", str(saved), "--address", stack.address)
         assert code == 0, shown
         assert "AUDITED" in shown
+        assert "by length; stop strings asked for: ['[/b]']" in shown
         (record,) = read_records(saved)
         assert record.sha256 in shown
         code, told = await asyncio.to_thread(run, "audit", str(saved), "--json")
