@@ -96,7 +96,7 @@ def test_bent_certificates_never_have_names_that_cryptography_does_not_read(chan
     found = ours(bytes(bent))
     try:
         expected = theirs(bytes(bent))
-    except (ValueError, TypeError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+    except Exception:  # of many kinds: it is no certificate to the other reader
         return
     assert found in (frozenset(), expected)
 
