@@ -135,6 +135,11 @@ class GatewaySettings(ListenerSettings):
         description="Listen beyond loopback in plaintext too, and believe whoever calls: what is before the gateway "
         "keeps others out.",
     )
+    allowed_hosts: AddressList = Field(
+        (),
+        description="Names, comma separated, under which pages in browsers may reach a gateway on loopback, beside "
+        "loopback's own: those that a proxy before it passes on.",
+    )
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
         description="Header that names the tenant: passed on to coordinators, whose setting of this name it must be.",

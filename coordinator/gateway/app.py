@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -19,8 +20,10 @@ from coordinator.gateway.generation import Generation
 from coordinator.gateway.health import Health
 from coordinator.gateway.models import Models
 from coordinator.gateway.page import playground_routes
+from coordinator.gateway.rebinding import LocalPages
 from coordinator.gateway.service import Gateway, request_id_of
 from outrider.errors import OutriderError
+from outrider.serving.channel import is_loopback
 
 
 def build_app(gateway: Gateway) -> Starlette:
@@ -38,7 +41,10 @@ def build_app(gateway: Gateway) -> Starlette:
         routes.append(Route("/metrics", _metrics(gateway)))
     routes += playground_routes()
     handlers: dict[Any, Any] = {HTTPException: _on_http_error, OutriderError: _on_error, Exception: _on_fault}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    settings = gateway.settings
+    is_local = is_loopback(settings.host) and not settings.tls_cert
+    guards = [Middleware(LocalPages, names=settings.allowed_hosts)] if is_local else []
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=guards)
 
 
 def _metrics(gateway: Gateway) -> Any:

@@ -17,7 +17,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def served() -> AsyncIterator[Front]:
-    async with front(draft=None) as running:
+    async with front(draft=None, gateway={"allowed_hosts": "models.example"}) as running:
         yield running
 
 
@@ -107,3 +107,30 @@ async def test_an_id_has_room_for_the_index_of_a_prompt(served: Front, num_chars
     assert f"request_id has {num_chars} characters, at most {num_chars - 1}" in error_of(refused)["message"]
     taken = await served.http.post(COMPLETIONS, json={**asked, "request_id": "a" * (num_chars - 1)})
     assert taken.status_code == 200
+
+
+@in_module
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("evil.example:8080", "http://evil.example:8080", 403),
+        ("localhost.evil.example", "http://localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", "null", 403),
+        ("", "http://evil.example", 403),
+        ("evil.example", None, 200),
+        ("LOCALHOST:8080", "http://localhost:8080", 200),
+        ("toy.localhost", "http://toy.localhost", 200),
+        ("127.0.0.1:8080", "https://tunnel.example", 200),
+        ("[::1]:8080", "http://[::1]:8080", 200),
+        ("models.example", "https://models.example", 200),
+    ],
+)
+async def test_a_page_under_a_name_that_is_not_this_machines_is_refused(
+    served: Front, host: str, origin: str | None, status: int
+) -> None:
+    """Of a browser that was told that the page's own name means loopback."""
+    headers = {"host": host} | ({"origin": origin} if origin else {})
+    answer = await served.http.post(COMPLETIONS, json=ASKED, headers=headers)
+    assert answer.status_code == status
+    if status == 403:
+        assert error_of(answer)["code"] == "foreign_host"
