@@ -291,7 +291,7 @@ async def test_a_coordinator_without_a_target_is_not_called_absent() -> None:
 async def test_a_malformed_worker_address_ends_the_coordinator() -> None:
     code, _, errors = await outrider("coordinator", "--port=0", "--target-workers=here")
     assert code == 2
-    assert "target_workers has 'here'" in errors
+    assert "--target-workers (OUTRIDER_TARGET_WORKERS) has 'here'" in errors
 
 
 async def test_chat_does_not_send_what_looks_like_a_command() -> None:
