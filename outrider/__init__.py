@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ _HOME_OF = {
     "SyncClient": "outrider.sync_client",
 }
 __all__ = list(_HOME_OF)
+
+# Read when gRPC is imported. Its own handlers of forks crash children, whatever they do, while a stream is open, and
+# Outrider's clients do without them (see serving/forks.py). What is set already stays.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def __dir__() -> list[str]:

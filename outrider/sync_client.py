@@ -7,7 +7,11 @@
 
 Methods, options, results and errors are those of `outrider.Client`, which does the work on an event loop in a thread
 that all blocking clients of the process share. Any number of threads may use one client; one stream is for one of them
-at a time. A client does not survive a fork: make it in the child.
+at a time.
+
+A client does not live through a fork, nor do its streams: in a forked child they raise RuntimeError, and once a process
+has made a call so does every call of a new client there. Start processes by spawn,
+`multiprocessing.get_context("spawn")`, or make clients and first calls after the fork.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -127,12 +130,10 @@ class SyncClient:
     token_bytes = _blocking(Client.token_bytes)
 
     def _running_loop(self) -> LoopThread:
-        if self._loop.pid != os.getpid():
-            raise RuntimeError("this client was made before a fork, in another process: make one in this process")
+        self._loop.check_is_here()
         return self._loop
 
 
 def _let_go(loop: LoopThread, client: Client) -> None:
     """Of a client that nobody holds any more. No waiting: this may run on any thread."""
-    if loop.pid == os.getpid():
-        loop.submit(client.close())
+    loop.submit(client.close())

@@ -18,6 +18,7 @@ import grpc.aio
 from outrider.errors import Unavailable
 from outrider.resume import Resume
 from outrider.serving.channel import check_target
+from outrider.serving.forks import is_ours, use_grpc
 from outrider.serving.naming import PREFIX, Resolve, resolve, split_names
 
 LOOKUP_INTERVAL_S = 10.0
@@ -89,7 +90,8 @@ class Endpoints:
     @contextlib.asynccontextmanager
     async def connection(self, tried: AbstractSet[str] = frozenset()) -> AsyncIterator[Connection]:
         """For one call; not to an address of `tried` if there is another. Raises Unavailable where a name leads
-        nowhere, and after `close`."""
+        nowhere, and after `close`; RuntimeError in a child of a process that had used gRPC."""
+        use_grpc()
         if self.is_closed:
             raise Unavailable("this client is closed", reason="CLIENT_CLOSED")
         await self._look_up()
@@ -124,8 +126,10 @@ class Endpoints:
         return max(0.0, min((e.ready_at for e in self._endpoints.values()), default=0.0) - self._clock())
 
     async def close(self) -> None:
-        """Ends every call."""
+        """Ends every call; in a forked child none, since they are its parent's."""
         self.is_closed = True
+        if not is_ours():
+            return
         connections = {e.connection for e in self._endpoints.values() if e.connection is not None} | self._left
         await asyncio.gather(*(connection.channel.close() for connection in connections))
 
@@ -174,6 +178,8 @@ class Endpoints:
             self._left.add(connection)
 
     async def _close_left(self) -> None:
+        if not is_ours():
+            return
         unused = [connection for connection in self._left if not connection.num_calls]
         self._left.difference_update(unused)
         for connection in unused:

@@ -15,6 +15,7 @@ from outrider.progress import ChoiceProgress, Progress
 from outrider.results import Event, Started
 from outrider.resume import Losses, Mend, Resume, about_coordinator, mend
 from outrider.serving.endpoints import Connection, Endpoints
+from outrider.serving.forks import is_ours, use_grpc
 from outrider.serving.read_results import read_event
 from outrider.serving.status import is_from_transport
 from outrider.serving.write_request import resuming_request
@@ -47,7 +48,8 @@ class ResumingCall:
         self._deadline = None if timeout_s is None else self._clock() + timeout_s
 
     def events(self) -> AsyncGenerator[Event, None]:
-        """Whatever happens on the way, each event once and in order. Raises OutriderError."""
+        """Whatever happens on the way, each event once and in order. Raises OutriderError, and RuntimeError in a forked
+        child."""
         given, num_choices = self._request.resume_token_ids, max(1, self._request.output.n)
         return self._until_complete(Progress([ChoiceProgress(index, given) for index in range(num_choices)]))
 
@@ -72,10 +74,12 @@ class ResumingCall:
                             losses.progressed()
                             tried.clear()
                         yield told
+                        use_grpc()  # a child that was forked meanwhile must leave this call to its parent
                 except grpc.aio.AioRpcError as broken:
                     failure = broken
                 finally:
-                    call.cancel()
+                    if is_ours():
+                        call.cancel()
                 if progress.is_complete:
                     return
                 error, wait_s = self._lost(failure, connection, progress, losses, tried, had_begun=had_begun)
