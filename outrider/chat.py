@@ -121,5 +121,5 @@ class SyncChat(_Turns):
 
 
 def _check_one_choice(options: GenerateOptions) -> None:
-    if options.get("n", 1) != 1:
+    if options.get("n") not in (None, 1):
         raise InvalidArgument("a conversation goes on with one answer: leave out n", field="output.n")

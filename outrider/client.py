@@ -9,11 +9,15 @@ Results are the dataclasses of `outrider.results`; failures are `outrider.errors
 goes on at another one, or at the same one once it is back: what was delivered stays, and nobody can tell the rest from
 an undisturbed one (see `outrider.resume`). With `resume=None` the first failure is the caller's, who resumes with
 `resume_token_ids`, and `seed`, `acceptance`, `prompt_hash`, `model_fingerprint` and `max_tokens` of the `Started`.
+
+gRPC does not live through a fork: once a process has made a call, its forked children get a RuntimeError from every
+client's. Start processes by spawn, `multiprocessing.get_context("spawn")`, or make the first call after the fork.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,6 +33,7 @@ from outrider.results import Completion, Event, Gathering
 from outrider.resume import Mend, Resume, about_coordinator, mend
 from outrider.sampling.params import AcceptanceRule
 from outrider.server_info import Activity, ModelInfo, ServerInfo
+from outrider.serving.call_metadata import checked_metadata
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.client_span import client_span
 from outrider.serving.endpoints import Connection, Endpoints
@@ -47,6 +52,7 @@ from outrider.serving.write_request import (
     assign,
     build_request,
     chat_prompt,
+    shown,
     to_json,
 )
 from outrider.v1 import generation_pb2, generation_pb2_grpc, record_pb2, worker_pb2
@@ -54,6 +60,8 @@ from outrider.v1 import generation_pb2, generation_pb2_grpc, record_pb2, worker_
 __all__ = ["TLS", "Client", "GenerateOptions", "KeepAlive", "Message", "Prompt", "Resume", "build_request"]
 ON_BY_DEFAULT = Resume()
 GENERATE = "outrider.v1.GenerationService/Generate"
+MAX_TIMEOUT_S = 1e9
+"""gRPC counts nanoseconds since 1970 in 64 bits, and takes what is beyond for long ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +90,18 @@ class Client:
     ) -> None:
         """`address` is host:port; several, in a sequence or with commas between, are coordinators over the same
         workers, and dns:///HOST:PORT stands for all behind a name. `timeout_s` is the deadline of calls that give none
-        (None: no deadline), tries and waits included; `metadata` goes with every call. `resume`: what is done about
-        losses; None: nothing. `tls`: None for plaintext. `token`: what the coordinators know the caller by, or what
-        gives it before each call. Raises InvalidArgument for an address that is none, a timeout that has passed, or
-        files of TLS that are no good."""
+        (None or infinity: no deadline; otherwise above 0, 1e9 at most), tries and waits included; `metadata` goes with
+        every call: keys in lower case, values of printable ASCII. `resume`: what is done about losses; None: nothing.
+        `tls`: None for plaintext. `token`: what the coordinators know the caller by, or what gives it before each
+        call. Raises InvalidArgument for an address that is none, a timeout or metadata that cannot be, or files of TLS
+        that are no good."""
         given = address.split(",") if isinstance(address, str) else address
         addresses = [one.strip() for one in given]
         if not addresses:
             raise InvalidArgument("address is empty: give host:port of a coordinator", field="address")
         self.address = ",".join(addresses)
         self._timeout_s = _checked_timeout(timeout_s)
-        self._metadata = tuple((metadata or {}).items())
+        self._metadata = checked_metadata(metadata or {})
         self._resume = resume
         keep_alive = keep_alive or KeepAlive()
         pings = ping_options(keep_alive.interval_ms, keep_alive.timeout_ms)
@@ -104,9 +113,10 @@ class Client:
         self._endpoints = Endpoints(addresses, open_channel, version=lambda: dialer.version)
 
     def with_metadata(self, metadata: Mapping[str, str]) -> Client:
-        """The same client over the same connections, whose calls carry `metadata` too. Close the first one."""
+        """The same client over the same connections, whose calls carry `metadata` too. Close the first one. Raises
+        InvalidArgument for metadata that cannot be."""
         other = copy.copy(self)
-        other._metadata = tuple({**dict(self._metadata), **metadata}.items())
+        other._metadata = checked_metadata({**dict(self._metadata), **metadata})
         return other
 
     def _call_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -154,8 +164,8 @@ class Client:
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """The whole answer of one choice, once it is there."""
-        if options.get("n", 1) != 1:
-            raise InvalidArgument("complete() gives one choice; use generate() for n > 1", field="output.n")
+        if options.get("n") not in (None, 1):
+            raise InvalidArgument("complete() gives one choice: leave out n, or use generate()", field="output.n")
         answer = Gathering()
         async for event in self.generate(prompt, **options):
             answer.take(event)
@@ -165,7 +175,8 @@ class Client:
 
     async def model_info(self, model: str = "") -> ModelInfo:
         """Limits, defaults and pairing of a served model; empty: the only one."""
-        reply = await self._call("GetModelInfo", generation_pb2.GetModelInfoRequest(model=model))
+        request = _filled(generation_pb2.GetModelInfoRequest(), model=model)
+        reply = await self._call("GetModelInfo", request)
         return read(
             ModelInfo,
             reply,
@@ -200,7 +211,7 @@ class Client:
     async def trace(self, request_id: str) -> tuple[results.StreamTrace, ...]:
         """The rounds of a request that has ended or runs, a trace for each choice. Raises NotFound once the coordinator
         keeps them no longer. Of a text that was resumed each coordinator has its own part: told is the first found."""
-        request = generation_pb2.GetTraceRequest(request_id=request_id)
+        request = _filled(generation_pb2.GetTraceRequest(), request_id=request_id)
         reply = await self._call("GetTrace", request, or_elsewhere=NotFound)
         return tuple(
             results.StreamTrace(stream.index, tuple(map(read_step, stream.steps)), stream.num_left_out)
@@ -227,7 +238,7 @@ class Client:
         found: list[StreamRecord] = []
         num_streams = 1
         while len(found) < num_streams:
-            request = record_pb2.GetRecordRequest(request_id=request_id, stream_index=len(found))
+            request = _filled(record_pb2.GetRecordRequest(stream_index=len(found)), request_id=request_id)
             reply = await self._call("GetRecord", request, or_elsewhere=NotFound)
             found.append(record_from_pb(reply.stream))
             num_streams = reply.num_streams
@@ -243,9 +254,9 @@ class Client:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of a text or of a conversation, as `generate` would use them; the options are a conversation's."""
-        request = generation_pb2.TokenizeRequest(model=model)
+        request = _filled(generation_pb2.TokenizeRequest(), model=model)
         if isinstance(prompt, str):
-            request.text = prompt
+            assign(request, "text", prompt, path="text")
         else:
             request.chat.CopyFrom(chat_prompt(prompt))
             request.chat.continue_final_message = continue_final_message
@@ -257,14 +268,14 @@ class Client:
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """Text of ids; an unfinished code point becomes U+FFFD."""
-        request = generation_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
+        request = _filled(generation_pb2.DetokenizeRequest(), model=model, skip_special_tokens=skip_special_tokens)
         assign(request, "token_ids", token_ids, path="token_ids")
         return (await self._call("Detokenize", request)).text
 
     async def token_bytes(self, token_ids: Sequence[int], *, model: str = "") -> list[bytes]:
         """What each token writes, special ones too; one may be part of a code point. Raises Unimplemented where the
         coordinator is older than this call."""
-        request = generation_pb2.DetokenizeRequest(model=model, each_token=True)
+        request = _filled(generation_pb2.DetokenizeRequest(each_token=True), model=model)
         assign(request, "token_ids", token_ids, path="token_ids")
         told = list((await self._call("Detokenize", request)).token_bytes)
         if len(told) != len(token_ids):
@@ -311,7 +322,22 @@ class Client:
         return failure
 
 
+def _filled(request: Any, **fields: Any) -> Any:
+    """With these fields, but for those that are None. Raises InvalidArgument."""
+    for name, value in fields.items():
+        if value is not None:
+            assign(request, name, value, path=name)
+    return request
+
+
 def _checked_timeout(timeout_s: float | None) -> float | None:
-    if timeout_s is not None and not timeout_s > 0:
-        raise InvalidArgument(f"timeout_s is {timeout_s}, must be above 0", field="timeout_s")
+    """None where there is no deadline."""
+    if timeout_s is None or timeout_s == math.inf:
+        return None
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidArgument(
+            f"timeout_s is {shown(timeout_s)}, must be above 0 and at most {MAX_TIMEOUT_S:g}; None and infinity mean "
+            "no deadline",
+            field="timeout_s",
+        )
     return timeout_s

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import pytest
 from fake_generation import FakeGeneration, serving
 
 import outrider
-from outrider.client import Client, GenerateOptions, build_request
+from outrider.client import MAX_TIMEOUT_S, Client, GenerateOptions, build_request
 from outrider.errors import DeadlineExceeded, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from outrider.results import Chunk, Complete, Started
-from outrider.sampling.params import AcceptanceRule, Origin
+from outrider.sampling.params import MAX_CHOICES, AcceptanceRule, Origin
 from outrider.v1 import generation_pb2
 
 
@@ -55,17 +59,26 @@ async def test_complete_joins_the_stream(client: Client) -> None:
 
 
 async def test_complete_refuses_several_choices(client: Client) -> None:
-    with pytest.raises(InvalidArgument, match="one choice"):
-        await client.complete("x", n=2)
+    for several in (2, 0):
+        with pytest.raises(InvalidArgument, match="one choice") as refused:
+            await client.complete("x", n=several)
+        assert refused.value.field == "output.n"
+    answer = await client.complete([1], max_tokens=2, n=None)  # type: ignore[arg-type]
+    assert len(answer.token_ids) == 2, "None is as good as left out"
 
 
 async def test_metadata_and_deadline_arrive(client: Client, service: FakeGeneration) -> None:
     await client.complete([1], max_tokens=2, timeout_s=20.0)
     await client.complete([1], max_tokens=2)
+    await client.complete([1], max_tokens=2, timeout_s=math.inf)
+    async with Client(client.address, timeout_s=MAX_TIMEOUT_S) as patient:
+        await patient.complete([1], max_tokens=2)
     assert service.metadata[0]["x-outrider-tenant"] == "acme"
     assert service.deadlines[0] is not None
     assert 0 < service.deadlines[0] <= 21.0  # gRPC rounds it up on the wire
-    assert service.deadlines[1] is None
+    assert service.deadlines[1:3] == [None, None]
+    assert service.deadlines[3] is not None
+    assert service.deadlines[3] > 1e7  # gRPC has servers told of three years at most
 
 
 async def forever(request: generation_pb2.GenerateRequest) -> AsyncIterator[generation_pb2.GenerateResponse]:
@@ -91,8 +104,8 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
     assert refusal.value.field == "address"
 
 
-@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, float("nan")])
-async def test_a_timeout_that_has_passed_is_refused(client: Client, timeout_s: float) -> None:
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, math.nan, -math.inf, 1e10, 1e12, pytest.param(10**5000, id="huge")])
+async def test_a_timeout_that_cannot_be_is_refused(client: Client, timeout_s: float) -> None:
     with pytest.raises(InvalidArgument, match="timeout_s"):
         await client.complete([1], timeout_s=timeout_s)
     with pytest.raises(InvalidArgument, match="timeout_s"):
@@ -221,6 +234,73 @@ def test_options_of_a_conversation() -> None:
         assert refusal.value.field == f"chat.{name}"
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"X-Foo": "a"},
+        {"": "a"},
+        {":path": "a"},
+        {"x foo": "a"},
+        {"x-foo": "a\nb"},
+        {"x-foo": "\u00e9"},
+        {"x-foo": 5},
+        {"x-foo-bin": "a"},
+    ],
+)
+def test_metadata_that_no_call_can_carry_is_refused(metadata: dict[str, str]) -> None:
+    for make in (partial(Client, metadata=metadata), lambda address: Client(address).with_metadata(metadata)):
+        with pytest.raises(InvalidArgument, match="metadata") as refused:
+            make("127.0.0.1:1")
+        assert refused.value.field == "metadata"
+        assert "a\nb" not in refused.value.message, "it may be a secret"
+
+
+async def test_metadata_of_every_kind_arrives(service: FakeGeneration) -> None:
+    told: Any = {"x_a.b-1": " a~", "x-empty": "", "x-any-bin": bytes(range(256))}
+    async with serving(service) as address, Client(address, metadata=told) as client:
+        await client.complete([1], max_tokens=1)
+    assert service.metadata[0]["x_a.b-1"].strip() == "a~"
+    assert service.metadata[0]["x-empty"] == ""
+    assert service.metadata[0]["x-any-bin"] == told["x-any-bin"]
+
+
+@pytest.mark.parametrize("n", [0, 17, 2**31])
+def test_more_choices_than_a_request_may_have_are_refused_before_anything_is_kept_for_them(n: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"output.n is {n}, must be from 1 to {MAX_CHOICES}") as refused:
+        Client("127.0.0.1:1").generate("x", n=n)
+    assert (refused.value.field, refused.value.reason) == ("output.n", "OUT_OF_RANGE")
+    assert build_request("x", {"n": MAX_CHOICES}).output.n == MAX_CHOICES
+
+
+HALF = "\ud800"
+"""Of a surrogate pair: a str of Python's that is no text."""
+
+
+@pytest.mark.parametrize(
+    ("ask", "field"),
+    [
+        (lambda client: client.complete(HALF), "text"),
+        (lambda client: client.complete("x", stop=HALF), "stopping.stop"),
+        (lambda client: client.complete("x", model=HALF), "model"),
+        (lambda client: client.complete([{"role": "user", "content": HALF}]), "chat.messages[0].content"),
+        (lambda client: client.tokenize(HALF), "text"),
+        (lambda client: client.tokenize("x", model=HALF), "model"),
+        (lambda client: client.tokenize([{"role": HALF, "content": ""}]), "chat.messages[0].role"),
+        (lambda client: client.detokenize([1], model=HALF), "model"),
+        (lambda client: client.token_bytes([1], model=HALF), "model"),
+        (lambda client: client.model_info(HALF), "model"),
+        (lambda client: client.trace(HALF), "request_id"),
+        (lambda client: client.records(HALF), "request_id"),
+        (lambda client: client.activity(max_streams=-1), "max_streams"),
+    ],
+)
+async def test_what_no_message_can_hold_names_its_field(ask: Callable[[Client], Awaitable[object]], field: str) -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(InvalidArgument, match=re.escape(field)) as refused:
+            await ask(client)
+    assert refused.value.field == field
+
+
 async def test_unknown_options_are_errors(client: Client) -> None:
     with pytest.raises(TypeError, match="did you mean 'temperature'"):
         client.generate("x", temprature=1.0)  # type: ignore[call-arg]
@@ -232,6 +312,8 @@ async def test_unknown_options_are_errors(client: Client) -> None:
         ("x", {"temperature": "hot"}, "sampling.temperature"),
         ("x", {"top_k": -1}, "sampling.top_k"),
         ("x", {"seed": 2**64}, "sampling.seed"),
+        ("x", {"seed": 10**5000}, "sampling.seed"),
+        ("x", {"temperature": 10**400}, "sampling.temperature"),
         ("x", {"stop_token_ids": [-1]}, "stopping.stop_token_ids"),
         ("x", {"acceptance": "lucky"}, "speculation.acceptance"),
         ([1, -2], {}, "token_ids.ids"),
