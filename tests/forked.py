@@ -10,11 +10,13 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -76,7 +78,9 @@ def _parent() -> socket.socket:
     """To the parent of all, which ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = Popen([sys.executable, str(Path(__file__)), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
+        same_code = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = Popen(command, pass_fds=[theirs.fileno()], env=same_code)
     atexit.register(process.wait)
     atexit.register(ours.close)
     return ours
@@ -85,9 +89,10 @@ def _parent() -> socket.socket:
 def main() -> None:
     """Forks a service for each request, and tells its pid and how it ended. It has no threads of its own, and has not
     touched gRPC: so a child may."""
-    import target_worker.server  # noqa: F401
     from outrider.cli.app import app
 
+    for role in ("coordinator", "draft_worker", "target_worker"):
+        importlib.import_module(f"{role}.server")
     gc.freeze()
     requests, fates = socket.socket(fileno=int(sys.argv[1])), dict[int, int]()
 
@@ -135,6 +140,8 @@ def _become(app: Any, numbers: Sequence[int], argv: list[str], environ: dict[str
         code = 0
     except SystemExit as end:
         code = end.code
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
