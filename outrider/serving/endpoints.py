@@ -7,11 +7,12 @@ that is about to end, is left alone for a while that doubles; names are looked u
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import grpc.aio
 
@@ -52,6 +53,23 @@ class _Endpoint:
         return self.connection.num_calls if self.connection is not None else 0
 
 
+class _Lent(AbstractAsyncContextManager[Connection]):
+    """No generator: a loop that ends closes all its generators at once, this one before the stream that is within."""
+
+    def __init__(
+        self, lend: Callable[[], Awaitable[Connection]], take_back: Callable[[Connection], Awaitable[None]]
+    ) -> None:
+        self._lend = lend
+        self._take_back = take_back
+
+    async def __aenter__(self) -> Connection:
+        self._connection = await self._lend()
+        return self._connection
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._take_back(self._connection)
+
+
 class Endpoints:
     """Raises InvalidArgument for what is no address."""
 
@@ -87,21 +105,23 @@ class Endpoints:
     def __len__(self) -> int:
         return len(self._endpoints)
 
-    @contextlib.asynccontextmanager
-    async def connection(self, tried: AbstractSet[str] = frozenset()) -> AsyncIterator[Connection]:
-        """For one call; not to an address of `tried` if there is another. Raises Unavailable where a name leads
-        nowhere, and after `close`; RuntimeError in a child of a process that had used gRPC."""
+    def connection(self, tried: AbstractSet[str] = frozenset()) -> AbstractAsyncContextManager[Connection]:
+        """For one call; not to an address of `tried` if there is another. Entering it raises Unavailable where a name
+        leads nowhere, and after `close`; RuntimeError in a child of a process that had used gRPC."""
+        return _Lent(partial(self._lend, tried), self._take_back)
+
+    async def _lend(self, tried: AbstractSet[str]) -> Connection:
         use_grpc()
         if self.is_closed:
             raise Unavailable("this client is closed", reason="CLIENT_CLOSED")
         await self._look_up()
         connection = self._pick(tried)
         connection.num_calls += 1
-        try:
-            yield connection
-        finally:
-            connection.num_calls -= 1
-            await self._close_left()
+        return connection
+
+    async def _take_back(self, connection: Connection) -> None:
+        connection.num_calls -= 1
+        await self._close_left()
 
     def answered(self, connection: Connection) -> None:
         """A coordinator is there; over a connection that was left it says nothing about further calls."""

@@ -1,6 +1,9 @@
 """gRPC does not live through a fork: a child of a process that has used it crashes or hangs at its next call.
 
 A process that has not used it yet may fork, and each child use it. Nothing here knows of gRPC that others use.
+
+Beside that, gRPC's own handlers of forks end some children of a process with an open stream, whatever those do:
+`outrider/__init__.py` has gRPC do without them, unless gRPC was imported before or `GRPC_ENABLE_FORK_SUPPORT` is set.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import os
 import subprocess
 import sys
 import threading
@@ -192,9 +191,28 @@ os.wait()
             *(sys.executable, "-c", program, stack.address),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"},  # its handlers end a child now and then, by design
         )
         out, err = await process.communicate()
         assert process.returncode == 0, err.decode()
         assert sorted(out.decode().split()) == ["True", "interrupted"], err.decode()
         await none_runs(stack)
+
+
+async def test_a_program_that_ends_amid_streams_says_nothing(stack: Stack) -> None:
+    program = """
+import sys
+import outrider
+client = outrider.SyncClient(sys.argv[1])
+streams = [client.generate([5, 3, 2], temperature=0, max_tokens=4000, ignore_eos=True) for _ in range(20)]
+for stream in streams:
+    next(stream)
+for stream in streams[10:]:
+    stream.close()
+"""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, stack.address), stderr=subprocess.PIPE
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 0
+    assert "Traceback" not in err.decode(), err.decode()
+    await none_runs(stack)
