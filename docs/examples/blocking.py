@@ -1,4 +1,4 @@
-"""The same without an event loop: for scripts, notebooks and threads."""
+"""The same without an event loop: for scripts, notebooks and threads. Start processes by spawn, not by fork."""
 
 import outrider
 
