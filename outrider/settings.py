@@ -16,6 +16,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from outrider.errors import InvalidArgument
 
 PREFIX = "OUTRIDER_"
+METADATA_KEY = r"^[a-z0-9_.-]+$"
+"""What gRPC takes as one."""
 AddressList = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -142,6 +144,7 @@ class GatewaySettings(ListenerSettings):
     )
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
+        pattern=METADATA_KEY,
         description="Header that names the tenant: passed on to coordinators, whose setting of this name it must be.",
     )
 
@@ -236,6 +239,7 @@ class CoordinatorSettings(ServerSettings):
     record_bytes: int = Field(64 << 20, ge=1 << 20, description="Memory of such records at most.")
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
+        pattern=METADATA_KEY,
         description="Metadata key whose value names the tenant; with tokens_file it must agree with the token's.",
     )
     tokens_file: str = Field(

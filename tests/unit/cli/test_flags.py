@@ -19,7 +19,7 @@ from outrider.cli.flags import flag_of, read_settings, settings_parameters, to_f
 from outrider.cli.main import FILES, application
 from outrider.cli.services import SETTINGS
 from outrider.errors import InvalidArgument
-from outrider.settings import PREFIX, ClientSettings
+from outrider.settings import PREFIX, ClientSettings, CoordinatorSettings, GatewaySettings
 
 FIELDS = [(cls, name) for cls in SETTINGS.values() for name in cls.model_fields]
 IDS = [f"{cls.__name__}-{name}" for cls, name in FIELDS]
@@ -154,3 +154,9 @@ def test_values_out_of_range_are_usage_errors(flags: list[str], named: str) -> N
 def test_bounds_that_flags_cannot_tell_are_still_checked() -> None:
     with pytest.raises(ValidationError, match="peer_timeout_s"):
         parse(SETTINGS["coordinator"], "--peer-timeout-s=0")
+
+
+@pytest.mark.parametrize("cls", [CoordinatorSettings, GatewaySettings])
+def test_a_tenant_header_that_no_call_can_carry_is_refused(cls: type[BaseSettings]) -> None:
+    with pytest.raises(ValueError, match="trusted_tenant_header"):
+        parse(cls, "--trusted-tenant-header", "X-Team")
