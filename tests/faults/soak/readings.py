@@ -45,7 +45,7 @@ _NAMES = {
 
 
 async def read_metrics(service: str, port: int) -> Reading | None:
-    """None where nobody answers in time."""
+    """None where nobody answers in time, or with an error: then the service's log says why, and that is a complaint."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -56,7 +56,8 @@ async def read_metrics(service: str, port: int) -> Reading | None:
                 writer.close()
     except (OSError, TimeoutError):
         return None
-    return _parse(service, answer.partition("\r\n\r\n")[2])
+    head, _, text = answer.partition("\r\n\r\n")
+    return _parse(service, text) if " 200 " in head else None
 
 
 def _parse(service: str, text: str) -> Reading | None:
