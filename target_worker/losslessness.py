@@ -71,10 +71,11 @@ class EValue:
         """Of the e-value; infinite after what cannot be."""
         if self._is_impossible:
             return math.inf
-        num_begun = len(self._log_wealths)
+        log_wealths = self._log_wealths  # once: the engine's thread may put a longer one in its place
+        num_begun = len(log_wealths)
         shares = 1.0 / ((np.arange(num_begun) + 1.0) * (np.arange(num_begun) + 2.0))
         not_begun = 1.0 - shares.sum()
-        logs = self._log_wealths + np.log(shares / self._num_bettors)[:, None, None]
+        logs = log_wealths + np.log(shares / self._num_bettors)[:, None, None]
         top = max(float(logs.max(initial=-math.inf)), math.log(not_begun))
         return (top + math.log(float(np.exp(logs - top).sum()) + not_begun * math.exp(-top))) / math.log(10.0)
 

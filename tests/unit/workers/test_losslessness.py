@@ -137,3 +137,21 @@ def test_drafters_that_name_themselves_anew_every_time_share_one_reading_in_the_
     for index in range(1_000):
         meter.e_value("token", f"d{index}")
     assert len(meter.readings()) <= losslessness.MAX_E_VALUES + 1
+
+
+def test_it_may_be_read_while_the_engine_adds_to_it() -> None:
+    """A bettor more begins at once with the doubling of what was seen: a reader in its midst sees all or none of it."""
+    reading: list[float] = []
+
+    class Growing(EValue):
+        @property
+        def _log_wealths(self) -> np.ndarray:
+            seen, self._kept = self._kept, np.concatenate([self._kept, self._kept[-1:]])
+            return seen
+
+        @_log_wealths.setter
+        def _log_wealths(self, value: np.ndarray) -> None:
+            self._kept = np.concatenate([value, np.zeros((3, *value.shape[1:]))])
+
+    reading.append(Growing(2).log10)
+    assert np.isfinite(reading).all()
