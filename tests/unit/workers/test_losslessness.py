@@ -144,6 +144,8 @@ def test_it_may_be_read_while_the_engine_adds_to_it() -> None:
     reading: list[float] = []
 
     class Growing(EValue):
+        _kept: np.ndarray
+
         @property
         def _log_wealths(self) -> np.ndarray:
             seen, self._kept = self._kept, np.concatenate([self._kept, self._kept[-1:]])
