@@ -14,6 +14,8 @@ from outrider.settings import PREFIX, ClientSettings
 
 _FIELD = re.compile(r"(?<![\w./-])[a-z]+(?:_[a-z0-9]+)+\b")
 """A name of several words: those of one word, such as host, are words of a message as well."""
+_OF_ONE_WORD = r"(:| (and|cannot|gives?|had|has|is|must|names?|needs|takes?)\b)"
+"""What follows such a one where it is the name."""
 
 
 def variable_of(name: str) -> str:
@@ -49,6 +51,7 @@ def _renamed(
     field = given.replace("tls.", "tls_")
     if field not in fields:
         return None
-    is_named = error.reason != UNREADABLE_FILE and re.match(rf"{re.escape(given)}\b", error.message)
+    behind = r"\b" if "_" in field or "." in given else _OF_ONE_WORD
+    is_named = error.reason != UNREADABLE_FILE and re.match(re.escape(given) + behind, error.message)
     rest = error.message.removeprefix(given) if is_named else f": {error.message}"
     return first(field) + _FIELD.sub(lambda found: further(found[0]) if found[0] in fields else found[0], rest)

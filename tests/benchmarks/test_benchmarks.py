@@ -104,7 +104,7 @@ def test_bad_variables_of_peers_are_usage_errors(variables: dict[str, str], says
 def test_the_drafts_weight_dtype_reaches_the_draft_worker() -> None:
     code, _, errors = run("peers.py", **TOYS, PROMPTS="1", MAX_TOKENS="4", DRAFT_WEIGHT_DTYPE="int8")
     assert code == 1
-    assert "weight_dtype: a toy has no weights to round" in errors
+    assert "--weight-dtype (OUTRIDER_WEIGHT_DTYPE): a toy has no weights to round" in errors
 
 
 @pytest.mark.parametrize("script", ["peers.py", "exact.py"])

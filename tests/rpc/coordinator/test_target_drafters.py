@@ -97,8 +97,9 @@ async def test_the_statistics_say_who_won_and_why() -> None:
 
 
 async def test_rounds_are_plain_beside_a_head_because_that_was_best_and_not_for_want_of_a_draft_worker() -> None:
-    head = {"heads": ("weak=toy:agreement=0.05,pass_ms=4",)}
-    async with in_process_stack(TARGET + ",pass_ms=4", None, target_worker=head) as stack:
+    worker = {"heads": ("weak=toy:agreement=0.05,pass_ms=20",)}
+    alone = {"local_drafters": ""}
+    async with in_process_stack(TARGET + ",pass_ms=4", None, target_worker=worker, coordinator=alone) as stack:
         async with Client(stack.address) as client:
             answer = await client.complete(PROMPT, max_tokens=200, ignore_eos=True, **GREEDY)
     plain = {use.reason for use in answer.speculation.drafter_uses if not use.drafter}

@@ -33,9 +33,11 @@ def test_without_one_no_line_names_any() -> None:
 
 
 def test_the_program_is_this_installations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own = Path(sys.executable).with_name("outrider")
+    folder = Path(sys.executable).parent.parent.resolve()  # a shell tells it without links
+    own = folder / "bin" / "outrider"
+    monkeypatch.setattr(sys, "executable", str(own.with_name("python")))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(own.parent.parent)
+    monkeypatch.chdir(folder)
     assert program() == "bin/outrider"
     monkeypatch.chdir(tmp_path)
     assert program() == shlex.quote(str(own))

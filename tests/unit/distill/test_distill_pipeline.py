@@ -246,9 +246,9 @@ def test_the_command_prints_the_report_of_a_finished_run(runs, toys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "out: give a folder"),
-        (["--out=OUT", "--prompts=0"], "prompts: ask for at least 1"),
-        (["--out=OUT", "--prompts=absent.jsonl"], "prompts: cannot read absent.jsonl"),
+        ([], "--out (OUTRIDER_OUT): give a folder"),
+        (["--out=OUT", "--prompts=0"], "--prompts (OUTRIDER_PROMPTS): ask for at least 1"),
+        (["--out=OUT", "--prompts=absent.jsonl"], "--prompts (OUTRIDER_PROMPTS): cannot read absent.jsonl"),
         (["--out=OUT", "--model=toy:vocab=8"], "a toy has no hidden states"),
         (["--out=OUT", "--minutes=-1"], "--minutes"),
         (["--out=OUT", "--no-such-flag"], "No such option"),

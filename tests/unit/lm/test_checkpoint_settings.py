@@ -163,7 +163,7 @@ def test_a_worker_ends_at_start_with_the_model_named(folder, tmp_path):
     command = [sys.executable, "-m", "outrider.cli", "target-worker", f"--model={tmp_path}", "--port=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "error: model type 'mamba2' cannot be served" in done.stderr
+    assert "error: --model (OUTRIDER_MODEL): model type 'mamba2' cannot be served" in done.stderr
 
 
 # The cache.
