@@ -54,6 +54,7 @@ lint: setup  ## ruff, mypy, buf; the wire against its baseline; what is known ag
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
+	@$(BIN)/python -c 'import pip_audit' 2>/dev/null || $(PIP) pip-audit || true
 	$(BIN)/python tests/dependency_audit.py
 
 format: setup  ## let ruff and buf rewrite what lint complains about
