@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.errors import InvalidArgument, NotFound
+from outrider.serving.request_context import REQUEST_ID_FORM
 
 T = TypeVar("T")
 _OF_GATEWAY = re.compile("(?:chat)?cmpl-")
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 async def by_id(fetch: Callable[[str], Awaitable[T]], request_id: str) -> T:
@@ -31,6 +31,6 @@ async def by_id(fetch: Callable[[str], Awaitable[T]], request_id: str) -> T:
 
 def refuse_paths(request_id: str) -> None:
     """Raises InvalidArgument for what can be no id, and so was meant as a file, which is not there."""
-    if not _ID.fullmatch(request_id):
+    if not REQUEST_ID_FORM.fullmatch(request_id):
         what = "is no file" if Path(request_id).exists() else "no such file"
         raise InvalidArgument(f"{request_id!r:.200}: {what}, and no request has such an id")
