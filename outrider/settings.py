@@ -16,8 +16,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from outrider.errors import InvalidArgument
 
 PREFIX = "OUTRIDER_"
-METADATA_KEY = r"^[a-z0-9_.-]+$"
-"""What gRPC takes as one."""
+METADATA_KEY_FORM = r"^[a-z0-9_.-]+$"
+"""Of a metadata key that gRPC takes."""
 AddressList = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -144,7 +144,7 @@ class GatewaySettings(ListenerSettings):
     )
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
-        pattern=METADATA_KEY,
+        pattern=METADATA_KEY_FORM,
         description="Header that names the tenant: passed on to coordinators, whose setting of this name it must be.",
     )
 
@@ -239,7 +239,7 @@ class CoordinatorSettings(ServerSettings):
     record_bytes: int = Field(64 << 20, ge=1 << 20, description="Memory of such records at most.")
     trusted_tenant_header: str = Field(
         "x-outrider-tenant",
-        pattern=METADATA_KEY,
+        pattern=METADATA_KEY_FORM,
         description="Metadata key whose value names the tenant; with tokens_file it must agree with the token's.",
     )
     tokens_file: str = Field(

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 
 from outrider.errors import InvalidArgument
+from outrider.settings import METADATA_KEY_FORM
 
-_KEY = re.compile(r"[a-z0-9_.-]+")
+_KEY = re.compile(METADATA_KEY_FORM)
 _VALUE = re.compile(r"[ -~]*")
 _BINARY = "-bin"
 """Ends keys whose values are bytes of any kind."""
