@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.errors import OutriderError
+from outrider.serving.unreachable import NO_TLS, UNTRUSTED, WRONG_HOST
 
 _TOKENS = "the first line of the caller's --fleet-token-file must be a line of the called one's"
 _BY_REASON = {
@@ -15,9 +16,9 @@ _BY_STATUS = {
     "INVALID_ARGUMENT": "see --advertise-address here",
 }
 _BY_WORDS = {
-    "hostname verification check failed": "--tls-cert there must be a certificate that names {name!r}",
-    "certificate_verify_failed": "--tls-ca here must hold the authority of --tls-cert there, which must be valid now",
-    "wrong_version_number": "--tls-ca is set here, and there is no --tls-cert there",
+    WRONG_HOST: "--tls-cert there must be a certificate that names {name!r}",
+    UNTRUSTED: "--tls-ca here must hold the authority of --tls-cert there, which must be valid now",
+    NO_TLS: "--tls-ca is set here, and there is no --tls-cert there",
 }
 """gRPC's own, where a handshake failed."""
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import re
 
-_VERIFY_FAILED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)")
+WRONG_HOST, UNTRUSTED, NO_TLS = (
+    "hostname verification check failed",
+    "certificate_verify_failed",
+    "wrong_version_number",
+)
+"""What gRPC says, in lower case, where a handshake fails."""
+_VERIFY_FAILED = re.compile(rf"{UNTRUSTED}: ([^:]+)", re.IGNORECASE)
 _HANDSHAKE_FAILED = re.compile(r"handshake failed[^:]*: (.+)", re.IGNORECASE)
 _BROKEN_OFF = re.compile("socket closed|connection reset")
 
@@ -14,7 +20,7 @@ def why_unreachable(address: str, details: str, *, by_tls: bool) -> str | None:
     """What the bare status of a call means, `details` being gRPC's words; None where it is not that nobody was reached.
     by_tls: whether the call went by TLS."""
     lower = details.lower()
-    if "hostname verification check failed" in lower:
+    if WRONG_HOST in lower:
         return (
             f"the certificate at {address} does not name the host that was dialled: dial a name that it has, or say "
             "which one it has (OUTRIDER_TLS_SERVER_NAME, TLS.server_name in Python)"
@@ -24,7 +30,7 @@ def why_unreachable(address: str, details: str, *, by_tls: bool) -> str | None:
             f"the certificate at {address} is not trusted ({found[1].strip()}): name the file of the authority that "
             "it comes from (OUTRIDER_TLS_CA, TLS.ca in Python)"
         )
-    if "WRONG_VERSION_NUMBER" in details:
+    if NO_TLS in lower:
         return (
             f"{address} speaks no TLS: is it served in plaintext? Then unset OUTRIDER_TLS and OUTRIDER_TLS_* (in "
             "Python leave out tls)"
