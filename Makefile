@@ -109,7 +109,7 @@ bench-mtls: setup  ## what TLS in both directions costs a round; JSON last
 
 # PAIRS=, TOKENS=, STREAMS=, SCRAPE_S=, TOY=, SAMPLE_RATIO=: see the script.
 bench-observability: setup  ## tokens/s with metrics and tracing on against neither; JSON last
-	$(BIN)/python tests/benchmarks/observability.py
+	PYTHONPATH=tests $(BIN)/python tests/benchmarks/observability.py
 
 bench-gpu: setup  ## the GPU path on a GPU, or a line that none is here; last line is one JSON object
 	$(BIN)/python tests/benchmarks/gpu.py

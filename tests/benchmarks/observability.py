@@ -7,13 +7,13 @@ neither stack is watched, and what is told then is the noise of this machine. Th
 from __future__ import annotations
 
 import asyncio
-import socket
 import urllib.request
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from options import real, text
+from ports import free_port
 from side_by_side import Size, compare, quartiles
 
 from outrider.cli.console import print_json, reporting_errors
@@ -21,12 +21,6 @@ from outrider.cli.stack import local_stack
 from outrider.client import Client
 
 AIM_PERCENT = 2.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def scrape(ports: Sequence[int], interval_s: float) -> None:

@@ -57,7 +57,7 @@ async def read_metrics(service: str, port: int) -> Reading | None:
     except (OSError, TimeoutError):
         return None
     head, _, text = answer.partition("\r\n\r\n")
-    return _parse(service, text) if " 200 " in head else None
+    return _parse(service, text) if head.startswith("HTTP/1.1 200 ") else None
 
 
 def _parse(service: str, text: str) -> Reading | None:

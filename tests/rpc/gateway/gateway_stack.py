@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import openai
+import pytest
 from stack import Server, Stack, in_process_stack, start
 
 from coordinator.gateway import server as gateway_server
@@ -69,6 +71,19 @@ async def front(
         await cleanup.enter_async_context(asking)
         await cleanup.enter_async_context(http)
         yield Front(server, stack, client, asking, http)
+
+
+def small_send_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every gateway that starts from now on: what its client does not read is soon held back in it."""
+    listening = gateway_server._listening
+
+    @contextmanager
+    def with_small_buffers(settings: GatewaySettings) -> Iterator[socket.socket]:
+        with listening(settings) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            yield listener
+
+    monkeypatch.setattr(gateway_server, "_listening", with_small_buffers)
 
 
 async def metric(http: httpx.AsyncClient, name: str, **labels: str) -> float:

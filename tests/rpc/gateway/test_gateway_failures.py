@@ -3,21 +3,18 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
-from gateway_stack import TARGET, Front, error_of, front, gateway_before, metric
+from gateway_stack import TARGET, Front, error_of, front, gateway_before, metric, small_send_buffers
 from ports import free_port
 from waiting import until
 
-from coordinator.gateway import server as gateway_server
 from outrider.serving.channel import CLIENT_OPTIONS
-from outrider.settings import GatewaySettings
 
 SLOW = f"{TARGET},pass_ms=20"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -284,15 +281,7 @@ async def test_a_client_that_hangs_up_frees_its_stream(stream: bool) -> None:
 async def test_a_stream_that_nobody_reads_is_held_back_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With small buffers on the way, or it would take long to fill them."""
     monkeypatch.setattr("outrider.client.CLIENT_OPTIONS", (*CLIENT_OPTIONS, ("grpc.http2.bdp_probe", 0)))
-    listening = gateway_server._listening
-
-    @contextmanager
-    def with_small_buffers(settings: GatewaySettings) -> Iterator[socket.socket]:
-        with listening(settings) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            yield listener
-
-    monkeypatch.setattr(gateway_server, "_listening", with_small_buffers)
+    small_send_buffers(monkeypatch)
     metrics_port = free_port()
     settings = {"emit_buffer_chunks": 2, "metrics_port": metrics_port}
     async with front(TARGET, None, coordinator=settings) as served:

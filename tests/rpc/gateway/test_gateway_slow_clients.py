@@ -3,21 +3,19 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
-from gateway_stack import TARGET, Front, error_of, front, metric
+from gateway_stack import TARGET, Front, error_of, front, metric, small_send_buffers
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 from waiting import until
 
 from coordinator.gateway import body
-from coordinator.gateway import server as gateway_server
 from coordinator.gateway.connection import PatientConnection
-from outrider.settings import GatewaySettings
 
 COMPLETIONS = "/v1/completions"
 ASKED: dict[str, Any] = {"model": TARGET, "prompt": "abc", "max_tokens": 4}
@@ -58,15 +56,7 @@ async def all_of(connection: socket.socket) -> bytes:
 
 
 async def test_whoever_reads_nothing_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = gateway_server._listening
-
-    @contextmanager
-    def with_small_buffers(settings: GatewaySettings) -> Iterator[socket.socket]:
-        with listening(settings) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            yield listener
-
-    monkeypatch.setattr(gateway_server, "_listening", with_small_buffers)
+    small_send_buffers(monkeypatch)
     gateway = {"max_client_pause_s": PAUSE_S, "max_concurrent_requests": 1}
     async with front(TARGET, None, gateway=gateway) as served:
         shown = {"report_steps": True, "logprobs": 20, "ignore_eos": True, "n": 2}
