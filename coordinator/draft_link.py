@@ -57,6 +57,8 @@ class DraftLink:
         """Whether the last proposal is what had come of it when its time was up, or the worker was lost."""
         self.vain_wait_s = 0.0
         """How long its last draft was waited for that did not come in time."""
+        self.has_proposed = False
+        """Whether a proposal has come since the opening: the prompt is computed."""
         self._peer = peer
         self._log = log
         self._max_ahead_tokens = 0
@@ -88,6 +90,11 @@ class DraftLink:
         """How long ago the proposal was asked for that has not come yet; 0: nothing is owed."""
         return time.perf_counter() - self._asked_at if self._awaited else 0.0
 
+    @property
+    def num_behind(self) -> int:
+        """Committed tokens that the worker was not told yet."""
+        return self._log.length - self._sent_length if self._sent_length is not None else 0
+
     def reaches(self, length: int) -> bool:
         """Whether the worker's context has room for a draft after `length` tokens."""
         return self._context_length is None or length < self._context_length
@@ -96,6 +103,7 @@ class DraftLink:
         """Sends the opening; `wait_opened` or the first proposal tells how it went."""
         self._opening = opening = self.features.opens(opening)
         self._context_length = None
+        self.has_proposed = False
         self._awaited.clear()
         self._covered.clear()
         self.branches.clear()
@@ -254,6 +262,7 @@ class DraftLink:
             message = await self._peer.receive()
             if isinstance(message, wire.Proposed) and message.header == expected:
                 self._awaited.clear()
+                self.has_proposed = True
                 self._count_cancelled(message)
                 self._count_outstanding()
                 self.features.has(message.features_end)
@@ -284,6 +293,7 @@ class DraftLink:
             self._context_length = message.context_length
         elif isinstance(message, wire.Proposed):
             self.features.has(message.features_end)
+            self.has_proposed = True
             self._count_cancelled(message)
             if message.header in self._covered:
                 self._covered.remove(message.header)

@@ -36,6 +36,8 @@ MOVE_AFTER_S = 1.0
 LOOK_AGAIN_S = 1.0
 """Until a stream without a draft worker looks for one again, or one that should leave its own for another."""
 MAX_PATIENCE_TOKENS = 16
+MAX_STEP_TOKENS = 16
+"""A drafter that lacks more than a round commits has a pass of its own to make before it can draft."""
 NO_DRAFT_WORKER = "no-draft-worker"
 """The reason of a round that would have asked one, had there been any, and had nothing else to choose from."""
 
@@ -82,6 +84,9 @@ class DraftPool(Protocol):
 
     def proposal_ms(self, link: DraftLink) -> WaitLimit:
         """Per drafted token plus one, of this worker."""
+
+    def catch_up_ms(self, link: DraftLink) -> WaitLimit:
+        """Per committed token that a drafter of this worker lacked, behind plain runs."""
 
     def count_round(self, link: DraftLink, round: DraftRounds) -> None:
         """A round that asked this worker: the worker's are added up."""
@@ -181,8 +186,9 @@ class DraftSide:
             self._count_dropped(link)
             return Drafted(branch, ahead=HIT, build_ms=link.last_build_ms)
         history = self._pool.proposal_ms(link)
-        num_units = 1 + choice.num_draft_tokens
-        wait_s = self._wait_s(choice, history.value(0.0) * num_units / 1000)
+        num_units, num_behind, catch_up = 1 + choice.num_draft_tokens, link.num_behind, self._pool.catch_up_ms(link)
+        catch_up_s = catch_up.value(0.0) * num_behind / 1000 if num_behind > MAX_STEP_TOKENS else 0.0
+        wait_s = self._wait_s(choice, history.value(0.0) * num_units / 1000) + catch_up_s
         breaker = link.conduct.standing.breaker
         started = time.perf_counter()
         num_hits = link.ahead_counts.num_hits
@@ -192,8 +198,9 @@ class DraftSide:
             )
         except DraftLate:
             elapsed_ms = 1000 * (time.perf_counter() - started)
-            # so that a worker that has become slower is waited for again, some rounds on
-            history.add(elapsed_ms / num_units)
+            if link.has_proposed:
+                # so that a worker that has become slower is waited for again, some rounds on
+                history.add((elapsed_ms - 1000 * catch_up_s) / num_units)
             breaker.failed(time.monotonic(), elapsed_ms / 1000, self._pool.num_streams(link))
             return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         except OutriderError as error:
@@ -202,6 +209,9 @@ class DraftSide:
             return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         elapsed_ms = 1000 * (time.perf_counter() - started)
         network_ms = max(0.0, elapsed_ms - proposal.draft_ms)
+        elapsed_ms -= proposal.catch_up_ms
+        if num_behind > MAX_STEP_TOKENS and proposal.catch_up_ms:
+            catch_up.add(proposal.catch_up_ms / num_behind)
         self._count_dropped(link)
         if link.is_cut:
             history.add(elapsed_ms / num_units)

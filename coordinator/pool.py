@@ -166,6 +166,9 @@ class SessionPool:
     def proposal_ms(self, link: DraftLink) -> Median:
         return self._sessions[link].proposal_ms
 
+    def catch_up_ms(self, link: DraftLink) -> Median:
+        return self._sessions[link].catch_up_ms
+
     def count_round(self, link: DraftLink, round: DraftRounds) -> None:
         worker, known = self._sessions[link], self._sessions[link].draft_rounds
         sums = {name: getattr(known, name) + getattr(round, name) for name in DraftRounds.__dataclass_fields__}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -163,9 +164,7 @@ class _DraftStream(WorkerStream[DraftSession]):
         price, wish = _price(message), convert.ahead_from_pb(message)
         session.check_ahead(wish)
         with self._stream.working():
-            if self._prefill is not None:
-                await self._prefill
-                self._prefill = None
+            session.catch_up_us = await self._end_prefill()
             await self._end_ahead(session, header.prefix_hash)
             await self._reserve(session, message.drafter)
             program = session.advance(
@@ -197,7 +196,9 @@ class _DraftStream(WorkerStream[DraftSession]):
             return
         soon = asyncio.get_running_loop().call_soon_threadsafe
         if message.tell_drafts:
-            stop.tells = lambda draft: soon(self._send_drawn, header, draft)
+            stop.tells = lambda draft: soon(
+                self._send_drawn, header, dataclasses.replace(draft, catch_up_us=session.catch_up_us)
+            )
         else:
             stop.begun = partial(soon, self._stream.send, begun(header))
 
@@ -222,6 +223,15 @@ class _DraftStream(WorkerStream[DraftSession]):
         (fault,) = await asyncio.gather(ahead, return_exceptions=True)
         if isinstance(fault, Exception):
             self._worker.counters.num_failed_drafts += 1
+
+    async def _end_prefill(self) -> int:
+        """Microseconds that the prompt's pass was waited for."""
+        if self._prefill is None:
+            return 0
+        started_ns = time.perf_counter_ns()
+        await self._prefill
+        self._prefill = None
+        return (time.perf_counter_ns() - started_ns) // 1000
 
     async def _run_prefill(self, session: DraftSession) -> None:
         with self._stream.working(), self._trace.timed("prefill"):

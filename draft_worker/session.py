@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
 from collections.abc import Sequence
 
 from draft_worker.draft_ahead import DraftAhead, settle
@@ -28,6 +30,9 @@ from outrider.serving.session_log import SessionCounters, SessionLog
 MAX_TREE_WIDTH = 16
 AHEAD_DRAFT_TOKENS = 8
 """Room is kept for so many drafts behind each branch; deeper ones are fewer."""
+MAX_STEP_ROWS = 8
+"""Committed tokens that a draft model computes along with its first draft. More of them, as behind a plain run, are a
+pass of their own, so that what drafts take is told without it."""
 KNOWN_DRAFTERS = (MODEL, TEXT, TREE)
 
 
@@ -71,6 +76,8 @@ class DraftSession:
         self._chain: Proposal | None = None
         """What is verified on top of the log, where it is a chain of the model drafter."""
         self._max_ahead_branches = max_ahead_branches if translator is None else 0
+        self.catch_up_us = 0
+        """Of the message at hand: see `Proposal`."""
         self.ahead = DraftAhead(self.log, opening.max_q_entries, self.counters, MODEL)
 
     @property
@@ -140,13 +147,29 @@ class DraftSession:
             return Proposal(drafter=chosen.name)
         num_draft_tokens = min(num_draft_tokens, num_useful)
         branch = self.ahead.take()
-        if chosen.name != MODEL:
-            return (yield from proposed(chosen.propose(num_draft_tokens), chosen.name))
-        if branch is None:
+        if branch is None or chosen.name != MODEL:
+            num_ingested_tokens = yield from self._catch_up(chosen)
             branch = yield from proposed(chosen.propose(num_draft_tokens), chosen.name)
+            branch = dataclasses.replace(
+                branch,
+                num_ingested_tokens=branch.num_ingested_tokens + num_ingested_tokens,
+                catch_up_us=self.catch_up_us,
+            )
+            if chosen.name != MODEL:
+                return branch
             self.ahead.drafted(branch)
         self._chain = branch
         return branch
+
+    def _catch_up(self, drafter: Drafter) -> Program[int]:
+        """Tokens computed."""
+        sequence = self.sequence
+        if sequence is None or len(self.log.ids) - len(sequence.token_ids) <= MAX_STEP_ROWS:
+            return 0
+        started_ns, before = time.perf_counter_ns(), len(sequence.token_ids)
+        yield from drafter.ingest()
+        self.catch_up_us += (time.perf_counter_ns() - started_ns) // 1000
+        return len(sequence.token_ids) - before
 
     def check_ahead(self, wish: AheadWish) -> None:
         """Raises InvalidArgument where more is wanted than this worker drafts ahead, or its value is none."""

@@ -59,6 +59,7 @@ class WorkerRecord:
         self.text: TextTools | None = None
         self.network = Median()
         self.proposal_ms = Median()
+        self.catch_up_ms = Median()
         self.draft_rounds = DraftRounds()
         """Of our streams."""
         self.answers = False

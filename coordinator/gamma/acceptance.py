@@ -22,6 +22,8 @@ LEAN_WEIGHT = 16.0
 START_WEIGHT = 4.0
 """The same of what is assumed without one, and of the position before."""
 OFF_PATH_WEIGHT = 0.5
+SAME_ROUNDS = 4.0
+"""After which half of it is believed that a first stream's text differs from what it has itself made usual."""
 MAX_UNIT = 1e6
 
 
@@ -103,8 +105,15 @@ class Acceptance:
         usual = self._usual(num_positions)
         if self._level is None:
             return usual
-        factor = self._level.factor
+        factor = self._level.factor ** self._trust_in_level()
         return [shifted(chance, factor) for chance in usual]
+
+    def _trust_in_level(self) -> float:
+        """0 to 1. Where this stream is the first, what is usual was learnt from the rounds that the level tells of:
+        both would say the same twice."""
+        assert self._prior is not None
+        num_rounds = max(self.num_rounds, self._prior.num_rounds - self.num_rounds)
+        return num_rounds / (num_rounds + SAME_ROUNDS)
 
     def _usual(self, num_positions: int) -> list[float]:
         """On a text like all that were seen. Where little was it leans on the prior, and without one on the position

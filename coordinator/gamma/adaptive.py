@@ -32,6 +32,8 @@ LUCK_WEIGHT = 0.2
 FIRST_PROBE_SHARE = 0.02
 """For the first try of a drafter that nobody of the scope has used: what is expected of it is hearsay."""
 MIN_PROBE_INTERVAL_TOKENS = 32
+MIN_PAYBACK_TOKENS = 64
+"""In which a drafter is expected to earn what its coming level with the text takes."""
 MAX_SHARED_RUN_TOKENS = 64
 STAGGER_SHARE = 0.5
 """Of a plain run, that streams of one target end theirs earlier by, each by another part of it. They see the same and
@@ -111,7 +113,21 @@ class AdaptiveGamma:
     def _best(self, plans: list[Plan]) -> Plan:
         # who decodes plainly sees nothing of how drafts fare, and has to pay for tries of them
         blind = max((self._probe_share(plan) for plan in plans if plan.candidate is not None), default=0.0)
-        return max(plans, key=lambda plan: plan.rate * (1 - blind) if plan.key == PLAIN else plan.rate)
+        return max(plans, key=lambda plan: plan.rate * (1 - blind) if plan.key == PLAIN else self._rate_from_here(plan))
+
+    def _rate_from_here(self, plan: Plan) -> float:
+        """A drafter that has fallen behind comes level first. Nobody knows for how long it will then be the best: as
+        long as it was not, at least."""
+        catch_up_ms, num_behind = self._catch_up(plan)
+        per_token_ms = catch_up_ms / max(MIN_PAYBACK_TOKENS, num_behind)
+        return plan.rate / (1 + plan.own_rate * per_token_ms)
+
+    def _catch_up(self, plan: Plan) -> tuple[float, int]:
+        """(ms, tokens) that its drafter would have to come level first."""
+        if plan.candidate is None:
+            return 0.0, 0
+        num_behind = self._tokens - self._last_try.get(plan.key, _LastTry()).tokens
+        return self._objective.costs.catch_up_ms(plan.candidate, num_behind), num_behind
 
     def _credit_tokens(self, best: Plan, tokens_to_probe: int) -> int:
         """Of a run."""
@@ -214,9 +230,11 @@ class AdaptiveGamma:
         tokens_missing = last.tokens + MIN_PROBE_INTERVAL_TOKENS - self._tokens
         share = FIRST_PROBE_SHARE if self._is_fresh(plan) else self._probe_share(plan)
         elapsed_ms = self._shared.ms_since_try(plan.key)
+        loss_ms = plan.loss_ms(best)
         if plan.candidate is not None:  # a try of it tells of this stream's text too
             elapsed_ms = max(elapsed_ms, self._ms - last.ms)
-        return max(plan.loss_ms(best) * num_others / share - elapsed_ms, tokens_missing / best.rate)
+            loss_ms += self._catch_up(plan)[0]
+        return max(loss_ms * num_others / share - elapsed_ms, tokens_missing / best.rate)
 
     def _probe_share(self, plan: Plan) -> float:
         if plan.candidate is None:

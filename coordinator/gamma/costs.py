@@ -37,6 +37,8 @@ TOLD_WEIGHT = 0.5
 FILL_DECAY = 0.9
 NUM_SLOWED = 5
 """Messages whose median says how busy a draft worker is."""
+MIN_CATCH_UP_TOKENS = 8
+"""With fewer it was the prompt that was waited for."""
 CHANGED, NUM_CHANGED = 1.3, 4
 """A worker has become slower or faster when so many messages in a row were off by this factor, to the same side."""
 
@@ -146,6 +148,10 @@ class DraftCost:
         self.queue = Median()
         self.work = LineCost(PROPORTIONAL)
         """At the load that most of it was seen under, see `slowed`."""
+        self.catch_up = Median()
+        """Of a token that the drafter had to compute before it could draft, behind a plain run."""
+        self.told_catch_up_ms = 0.0
+        """The same as the worker has measured it."""
         self._slowed = Median(NUM_SLOWED)
         self._fill: list[float] = []
         self._filled: list[float] = []
@@ -285,6 +291,11 @@ class RoundCosts:
         draft = self.draft(candidate)
         return draft.network.value() + draft.queue.value()
 
+    def catch_up_ms(self, candidate: Candidate, num_tokens: int) -> float:
+        """What a drafter takes once to come level with so many tokens that were committed without it."""
+        draft = self.draft(candidate)
+        return draft.catch_up.value(draft.told_catch_up_ms) * num_tokens
+
     def step_ms(self, candidate: Candidate, num_draft_tokens: int, run_steps: float) -> float:
         """Of a step of a run of so many, drafted for by the target itself."""
         num_drafted = self.draft(candidate).num_drafted(num_draft_tokens)
@@ -308,9 +319,11 @@ class RoundCosts:
         if report.parents:
             num_drafts = max(depths(report.parents))
             num_wanted = max(num_drafts, -(-num_wanted // max(1, report.choice.tree_width)))
-        work_ms = report.draft_ms - report.draft_queue_ms
+        work_ms = report.draft_ms - report.draft_queue_ms - report.draft_catch_up_ms
         if report.ahead not in (HIT, LATE):
             self.draft(candidate).observe(num_wanted, num_drafts, work_ms, draft_network_ms, report.draft_queue_ms)
+        if report.draft_catch_up_ms and report.num_ingested_tokens >= MIN_CATCH_UP_TOKENS:
+            self.draft(candidate).catch_up.add(report.draft_catch_up_ms / report.num_ingested_tokens)
         is_typical = self.ahead(candidate).observe(report, self.verify_ms(report.num_draft_tokens))
         self.observe_verify(report, is_typical=is_typical)
 

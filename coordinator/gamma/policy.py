@@ -99,11 +99,12 @@ class RoundReport:
     `num_local` of them a local drafter's: after the chosen one's, or instead of them when they were late.
     `soft_acceptances`: one byte per draft, see `Verdict`; empty: not told. `parents`: shape of a tree. `ended`: the
     stream ended with it, so that a missing acceptance is no rejection. `draft_ms` and `verify_ms` are the workers' own
-    times, their queues (`draft_queue_ms`, `verify_queue_ms`) included; networks are round trips less those. `wait_ms`:
-    time lost to a proposal that came too late, or never. `target`: the worker that verified. `num_batch_rows`: rows of
-    its pass, other streams' included; the mean over a run; 0: not told. `ahead`: what became of the
-    branches that the round before asked for, HIT, LATE (after `branch_wait_ms`) or MISS; empty: none were.
-    `branch_build_ms`: what the worker took for those that came last.
+    times, their queues (`draft_queue_ms`, `verify_queue_ms`) and a draft worker's coming level with the text
+    (`draft_catch_up_ms`, with `num_ingested_tokens`) included; networks are round trips less those. `wait_ms`: time
+    lost to a proposal that came too late, or never. `target`: the worker that verified. `num_batch_rows`: rows of its
+    pass, other streams' included; the mean over a run; 0: not told. `ahead`: what became of the branches that the round
+    before asked for, HIT, LATE (after `branch_wait_ms`) or MISS; empty: none were. `branch_build_ms`: what the worker
+    took for those that came last.
     """
 
     choice: Choice
@@ -122,6 +123,8 @@ class RoundReport:
     wait_ms: float = 0.0
     round_ms: float = 0.0
     draft_queue_ms: float = 0.0
+    draft_catch_up_ms: float = 0.0
+    num_ingested_tokens: int = 0
     verify_queue_ms: float = 0.0
     target: str = ""
     num_batch_rows: float = 0.0

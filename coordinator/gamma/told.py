@@ -16,6 +16,8 @@ TREE, CHAIN = "tree", "model"
 """A draft worker's tree drafter draws the chain that its model drafter would, with more guesses beside each token."""
 MAX_TREE_WIDTH = 4
 MIN_CHANCE = 0.02
+CATCH_UP_ROWS = 64
+"""Of a pass behind a plain run."""
 MIN_PASSES = 8
 """A line through fewer passes says little."""
 
@@ -45,9 +47,13 @@ def tell(shared: PairEstimates, description: WorkerDescription, *, num_context_t
     """Costs of passes over one sequence of this length, and first guesses of how often heads are right."""
     line = next((t for t in description.timings if _is_decoding(t)), None)
     if description.role != TARGET:
+        prefill = next((t for t in description.timings if t.prefill and t.num_passes >= MIN_PASSES), None)
         for candidate in draft_candidates(description):
+            draft = shared.costs.draft(candidate)
             if line is not None:
-                shared.costs.draft(candidate).work.tell(0.0, line.ms(1, num_context_tokens))
+                draft.work.tell(0.0, line.ms(1, num_context_tokens))
+            if prefill is not None:
+                draft.told_catch_up_ms = prefill.ms(CATCH_UP_ROWS, num_context_tokens) / CATCH_UP_ROWS
         return
     if line is not None:
         pass_ms = line.ms(1, num_context_tokens)

@@ -48,6 +48,7 @@ class Proposal:
     queue_us: int = 0
     compute_us: int = 0
     num_ingested_tokens: int = 0
+    catch_up_us: int = 0
     parents: tuple[int, ...] = ()
 
     @property

@@ -151,6 +151,7 @@ def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
         queue_us=proposal.queue_us,
         compute_us=proposal.compute_us,
         ingested_tokens=proposal.num_ingested_tokens,
+        catch_up_us=proposal.catch_up_us,
     )
     sparse = [q for q in proposal.q if q is not None]
     if sparse:
@@ -174,6 +175,7 @@ def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
         queue_us=message.queue_us,
         compute_us=message.compute_us,
         num_ingested_tokens=message.ingested_tokens,
+        catch_up_us=message.catch_up_us,
         parents=tuple(parent - 1 for parent in message.parents),
     )
 

@@ -39,6 +39,7 @@ class SealedProposal:
     queue_us: int = 0
     compute_us: int = 0
     num_ingested_tokens: int = 0
+    catch_up_us: int = 0
     num_bytes: int = 0
     is_tree: bool = False
     message: Any = None
@@ -50,8 +51,13 @@ class SealedProposal:
 
     @property
     def draft_ms(self) -> float:
-        """All of the worker's time, its queue included."""
-        return (self.queue_us + self.compute_us) / 1000
+        """All of the worker's time, its queue and its coming level included."""
+        return (self.catch_up_us + self.queue_us + self.compute_us) / 1000
+
+    @property
+    def catch_up_ms(self) -> float:
+        """Of coming level with the committed text, which says nothing of what drafts take."""
+        return self.catch_up_us / 1000
 
     @property
     def parents(self) -> tuple[int, ...]:
@@ -298,6 +304,7 @@ def _sealed(proposal: Any) -> SealedProposal:
         queue_us=proposal.queue_us,
         compute_us=proposal.compute_us,
         num_ingested_tokens=proposal.ingested_tokens,
+        catch_up_us=proposal.catch_up_us,
         num_bytes=proposal.ByteSize(),
         is_tree=bool(proposal.parents),
         message=proposal,

@@ -50,7 +50,8 @@ class SessionTrace:
             "outrider.num_draft_tokens": len(proposal),
             "outrider.num_ingested_tokens": proposal.num_ingested_tokens,
         }
-        self._add("draft", (("queue", proposal.queue_us), ("compute", proposal.compute_us)), about)
+        steps = (("catch_up", proposal.catch_up_us), ("queue", proposal.queue_us), ("compute", proposal.compute_us))
+        self._add("draft", steps, about)
 
     def drafted_ahead(self, branches: Branches | None) -> None:
         """Drafts for outcomes not known yet."""

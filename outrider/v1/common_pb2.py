@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"\x9f\x03\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x16\n\x0elogit_bias_ids\x18\x08 \x03(\r\x12\x19\n\x11logit_bias_values\x18\t \x03(\x01\x12\x0c\n\x04seed\x18\n \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\r\x12/\n\nacceptance\x18\x0c \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12\x16\n\x0e\x62\x61\x64_word_sizes\x18\x0e \x03(\r\x12\x14\n\x0c\x62\x61\x64_word_ids\x18\x0f \x03(\r\x12-\n\x07grammar\x18\x10 \x01(\x0b\x32\x1c.outrider.v1.ResolvedGrammar\"G\n\x0fResolvedGrammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.outrider.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"R\n\x10ResolvedStopping\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"H\n\rSessionHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\"7\n\tOutOfStep\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\"\x0b\n\tHeartbeat\"\xc5\x01\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\x12\x0f\n\x07q_sizes\x18\x03 \x03(\r\x12\r\n\x05q_ids\x18\x04 \x01(\x0c\x12\x10\n\x08q_counts\x18\x05 \x01(\x0c\x12\x13\n\x0b\x63onfidences\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12\x10\n\x08queue_us\x18\x08 \x01(\r\x12\x12\n\ncompute_us\x18\t \x01(\r\x12\x17\n\x0fingested_tokens\x18\n \x01(\r\"_\n\rTokenLogprobs\x12\x16\n\x0etoken_logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07num_top\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"V\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"7\n\x0b\x46\x65\x61tureRows\x12\x16\n\x0e\x66\x65\x61tures_start\x18\x01 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0c*\x84\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_TOKEN\x10\x01\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_BLOCK\x10\x02\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x93\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"\x9f\x03\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x16\n\x0elogit_bias_ids\x18\x08 \x03(\r\x12\x19\n\x11logit_bias_values\x18\t \x03(\x01\x12\x0c\n\x04seed\x18\n \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\r\x12/\n\nacceptance\x18\x0c \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12\x16\n\x0e\x62\x61\x64_word_sizes\x18\x0e \x03(\r\x12\x14\n\x0c\x62\x61\x64_word_ids\x18\x0f \x03(\r\x12-\n\x07grammar\x18\x10 \x01(\x0b\x32\x1c.outrider.v1.ResolvedGrammar\"G\n\x0fResolvedGrammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.outrider.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"R\n\x10ResolvedStopping\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"H\n\rSessionHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\"7\n\tOutOfStep\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.SessionHeader\"\x0b\n\tHeartbeat\"\xda\x01\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\x12\x0f\n\x07q_sizes\x18\x03 \x03(\r\x12\r\n\x05q_ids\x18\x04 \x01(\x0c\x12\x10\n\x08q_counts\x18\x05 \x01(\x0c\x12\x13\n\x0b\x63onfidences\x18\x06 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12\x10\n\x08queue_us\x18\x08 \x01(\r\x12\x12\n\ncompute_us\x18\t \x01(\r\x12\x17\n\x0fingested_tokens\x18\n \x01(\r\x12\x13\n\x0b\x63\x61tch_up_us\x18\x0b \x01(\r\"_\n\rTokenLogprobs\x12\x16\n\x0etoken_logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07num_top\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"V\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"7\n\x0b\x46\x65\x61tureRows\x12\x16\n\x0e\x66\x65\x61tures_start\x18\x01 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0c*\x84\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_TOKEN\x10\x01\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_BLOCK\x10\x02\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x93\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACCEPTANCERULE']._serialized_start=1203
-  _globals['_ACCEPTANCERULE']._serialized_end=1335
-  _globals['_FINISHREASON']._serialized_start=1337
-  _globals['_FINISHREASON']._serialized_end=1432
-  _globals['_TOKENORIGIN']._serialized_start=1435
-  _globals['_TOKENORIGIN']._serialized_end=1582
-  _globals['_GRAMMARKIND']._serialized_start=1584
-  _globals['_GRAMMARKIND']._serialized_end=1704
+  _globals['_ACCEPTANCERULE']._serialized_start=1224
+  _globals['_ACCEPTANCERULE']._serialized_end=1356
+  _globals['_FINISHREASON']._serialized_start=1358
+  _globals['_FINISHREASON']._serialized_end=1453
+  _globals['_TOKENORIGIN']._serialized_start=1456
+  _globals['_TOKENORIGIN']._serialized_end=1603
+  _globals['_GRAMMARKIND']._serialized_start=1605
+  _globals['_GRAMMARKIND']._serialized_end=1725
   _globals['_RESOLVEDSAMPLING']._serialized_start=42
   _globals['_RESOLVEDSAMPLING']._serialized_end=457
   _globals['_RESOLVEDGRAMMAR']._serialized_start=459
@@ -52,11 +52,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEAT']._serialized_start=747
   _globals['_HEARTBEAT']._serialized_end=758
   _globals['_PROPOSAL']._serialized_start=761
-  _globals['_PROPOSAL']._serialized_end=958
-  _globals['_TOKENLOGPROBS']._serialized_start=960
-  _globals['_TOKENLOGPROBS']._serialized_end=1055
-  _globals['_PROMPTLOGPROBS']._serialized_start=1057
-  _globals['_PROMPTLOGPROBS']._serialized_end=1143
-  _globals['_FEATUREROWS']._serialized_start=1145
-  _globals['_FEATUREROWS']._serialized_end=1200
+  _globals['_PROPOSAL']._serialized_end=979
+  _globals['_TOKENLOGPROBS']._serialized_start=981
+  _globals['_TOKENLOGPROBS']._serialized_end=1076
+  _globals['_PROMPTLOGPROBS']._serialized_start=1078
+  _globals['_PROMPTLOGPROBS']._serialized_end=1164
+  _globals['_FEATUREROWS']._serialized_start=1166
+  _globals['_FEATUREROWS']._serialized_end=1221
 # @@protoc_insertion_point(module_scope)

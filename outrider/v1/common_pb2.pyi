@@ -126,7 +126,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("token_ids", "parents", "q_sizes", "q_ids", "q_counts", "confidences", "drafter", "queue_us", "compute_us", "ingested_tokens")
+    __slots__ = ("token_ids", "parents", "q_sizes", "q_ids", "q_counts", "confidences", "drafter", "queue_us", "compute_us", "ingested_tokens", "catch_up_us")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     Q_SIZES_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class Proposal(_message.Message):
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     INGESTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_US_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     q_sizes: _containers.RepeatedScalarFieldContainer[int]
@@ -147,7 +148,8 @@ class Proposal(_message.Message):
     queue_us: int
     compute_us: int
     ingested_tokens: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., q_sizes: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_counts: _Optional[bytes] = ..., confidences: _Optional[bytes] = ..., drafter: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., ingested_tokens: _Optional[int] = ...) -> None: ...
+    catch_up_us: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., q_sizes: _Optional[_Iterable[int]] = ..., q_ids: _Optional[bytes] = ..., q_counts: _Optional[bytes] = ..., confidences: _Optional[bytes] = ..., drafter: _Optional[str] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., ingested_tokens: _Optional[int] = ..., catch_up_us: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("token_logprobs", "num_top", "top_ids", "top_logprobs")

@@ -65,3 +65,23 @@ async def test_where_drafts_are_matched_nothing_is_told_before_the_proposal() ->
         found = await answers(worker, AcceptanceRule.COUPLED, price_tokens_per_ms=0.0, tell_drafts=True)
         assert kinds(found) == ["proposal"]
         assert len(found[0].proposal.proposal.token_ids) == NUM_DRAFTS
+
+
+async def test_the_prompt_and_a_plain_run_are_told_apart_from_the_drafts() -> None:
+    """What a drafter needs to come level is no part of what drafts take: not its queue, not its work."""
+    async with running_draft("toy:vocab=16,seed=1,pass_ms=20,token_ms=1") as worker:
+        call = worker.draft.Session()
+        prompt = [index % 13 for index in range(60)]
+        greedy = draft_opening(prompt, max_tokens=200, sampling=SamplingParams(temperature=0.0))
+        await ask(call, open_request(greedy))
+        run = [5] * 40
+        first, behind, level = [
+            (await ask(call, advance_request(prompt + ids, new, 1))).proposal.proposal
+            for ids, new in (([], []), (run, run), ([*run, 6], [6]))
+        ]
+        assert first.catch_up_us > 0, "the prompt's pass was under way"
+        assert behind.catch_up_us > 40_000, "a pass over 40 rows sleeps as long"
+        assert behind.ingested_tokens == len(run)
+        assert level.catch_up_us == 0
+        call.cancel()
+        await worker.wait_idle()

@@ -18,7 +18,8 @@ MODEL, LOOKUP = Candidate("model"), Candidate("lookup")
 
 @dataclass
 class World:
-    """Simulated costs in ms and acceptance by position; `lookup_match` is the chance that a lookup finds anything."""
+    """Simulated costs in ms and acceptance by position; `lookup_match` is the chance that a lookup finds anything.
+    `catch_up_ms`: of each token of a plain run, which the model computes before it can draft again."""
 
     accept: float = 0.8
     draft_ms: float = 1.0
@@ -29,6 +30,8 @@ class World:
     lookup_match: float = 0.0
     lookup_accept: float = 0.9
     decay_by_position: float = 1.0
+    catch_up_ms: float = 0.0
+    num_behind: int = 0
 
     def play(self, policy: GammaPolicy, num_tokens: int, rng: random.Random, drafters: tuple[Candidate, ...]) -> float:
         """Time to generate so many tokens."""
@@ -46,6 +49,7 @@ class World:
             return value * rng.uniform(0.9, 1.1)
 
         if not choice.num_draft_tokens:
+            self.num_behind += choice.credit_tokens
             verify = sum(jitter(self.verify_ms) for _ in range(choice.credit_tokens))
             rtt = jitter(self.target_rtt_ms)
             return RoundReport(
@@ -62,6 +66,8 @@ class World:
         while num_accepted < num_drafts and rng.random() < accept * self.decay_by_position**num_accepted:
             num_accepted += 1
         draft = 0.05 if is_lookup else jitter(self.draft_ms) * num_drafts
+        num_behind, self.num_behind = (0, self.num_behind) if is_lookup else (self.num_behind, 0)
+        catch_up = jitter(self.catch_up_ms) * num_behind
         verify = jitter(self.verify_ms + self.row_ms * num_drafts)
         draft_rtt, target_rtt = jitter(self.draft_rtt_ms), jitter(self.target_rtt_ms)
         return RoundReport(
@@ -69,11 +75,13 @@ class World:
             num_draft_tokens=num_drafts,
             num_accepted=num_accepted,
             num_committed=num_accepted + 1,
-            draft_ms=draft,
+            draft_ms=draft + catch_up,
+            draft_catch_up_ms=catch_up,
+            num_ingested_tokens=num_behind + 1,
             draft_network_ms=draft_rtt,
             verify_ms=verify,
             verify_network_ms=target_rtt,
-            round_ms=draft + verify + draft_rtt + target_rtt,
+            round_ms=draft + catch_up + verify + draft_rtt + target_rtt,
         )
 
 
@@ -95,9 +103,22 @@ def best_fixed(world: World, drafters: tuple[Candidate, ...]) -> float:
 
 
 def test_speculation_costs_next_to_nothing_where_it_cannot_pay() -> None:
-    for world in (World(accept=0.0), World(draft_ms=100), World(accept=0.1, draft_rtt_ms=300)):
+    for world in (
+        World(accept=0.0),
+        World(draft_ms=100),
+        World(accept=0.1, draft_rtt_ms=300),
+        World(accept=0.3, draft_ms=3, catch_up_ms=3),
+    ):
         plain = world.play(FixedGamma(0), 4000, random.Random(1), ())
+        world.num_behind = 0
         assert world.play(AdaptiveGamma(PairEstimates(), CAP), 4000, random.Random(2), (MODEL, LOOKUP)) <= plain / 0.97
+
+
+def test_coming_level_with_the_text_is_paid_once_and_is_no_part_of_what_drafts_take() -> None:
+    world, policy, rng = World(accept=0.85, catch_up_ms=4), AdaptiveGamma(PairEstimates(), CAP), random.Random(3)
+    world.num_behind = 60
+    took_ms = world.play(policy, 400, rng, (MODEL,))
+    assert took_ms <= 1.1 * 400 * best_fixed(world, (MODEL,)) + 60 * world.catch_up_ms
 
 
 def test_gamma_goes_to_zero_and_comes_back_when_drafts_pay_again() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from coordinator import drafting
-from coordinator.drafting import FIRST_WAIT_S, MIN_WAIT_S, WAIT_FACTOR, Avoided, DraftSide
+from coordinator.draft_link import DraftLate
+from coordinator.drafting import FIRST_WAIT_S, MAX_STEP_TOKENS, MIN_WAIT_S, WAIT_FACTOR, Avoided, DraftSide
 from coordinator.gamma.policy import Choice
+from outrider.median import Median
 from outrider.sampling.params import Origin
 from outrider.serving.messages import Header, Verdict
 
@@ -48,6 +50,54 @@ def test_no_longer_than_the_choice_says_that_they_are_worth() -> None:
     assert one._wait_s(choice(max_wait_ms=250.0), 0.3) == 0.25
     assert one._wait_s(choice(max_wait_ms=5000.0), 0.3) == WAIT_FACTOR * 0.3
     assert one._wait_s(choice(max_wait_ms=1.0), 0.3) == MIN_WAIT_S
+
+
+class Link:
+    """What `propose` asks of a session; its proposal never comes."""
+
+    ahead_counts = SimpleNamespace(num_hits=0, num_misses=0)
+    conduct = SimpleNamespace(standing=SimpleNamespace(breaker=SimpleNamespace(failed=lambda *_: None)))
+
+    def __init__(self, *, num_behind: int, has_proposed: bool) -> None:
+        self.num_behind, self.has_proposed = num_behind, has_proposed
+        self.wait_s = 0.0
+
+    def branch(self, *_: Any) -> None:
+        pass
+
+    async def propose(self, num_draft_tokens: int, drafter: str, wait_s: float, *_: Any) -> Any:
+        self.wait_s = wait_s
+        raise DraftLate
+
+
+@pytest.mark.parametrize(
+    ("num_behind", "catch_up_s"), [(3, 0.0), (MAX_STEP_TOKENS, 0.0), (100, 0.5)], ids=["level", "a round", "a run"]
+)
+async def test_a_drafter_that_lacks_a_plain_run_is_given_the_time_to_compute_it(
+    num_behind: int, catch_up_s: float
+) -> None:
+    one, link = side(), Link(num_behind=num_behind, has_proposed=True)
+    drafted, history = await propose(one, link)
+    assert drafted.wait_ms > 0
+    assert link.wait_s == pytest.approx(WAIT_FACTOR * 0.2 + catch_up_s)
+    assert len(history) == 2, "it has become slower"
+
+
+async def test_how_long_a_prompt_takes_says_nothing_of_how_long_drafts_do() -> None:
+    _, history = await propose(side(), Link(num_behind=0, has_proposed=False))
+    assert len(history) == 1
+
+
+async def propose(one: DraftSide, link: Any) -> tuple[Any, Median]:
+    """What came, and what is known then of proposals: 40 ms a draft and one more; a token that is lacking takes 5."""
+    history, catch_up = Median(), Median()
+    history.add(40.0)
+    catch_up.add(5.0)
+    one._link = link
+    one._pool = SimpleNamespace(  # type: ignore[assignment]
+        proposal_ms=lambda _: history, catch_up_ms=lambda _: catch_up, num_streams=lambda _: 1
+    )
+    return await one.propose(choice()), history
 
 
 def test_a_worker_is_left_alone_for_longer_after_each_loss() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from test_coordinator_gamma import CAP, MODEL, World, best_fixed
@@ -10,6 +11,9 @@ from test_coordinator_gamma import CAP, MODEL, World, best_fixed
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.policy import Candidate, RoundReport
 from coordinator.gamma.shared import PairEstimates, SharedEstimates
+from coordinator.gamma.told import tell
+from outrider.lm.timing import PassTiming
+from outrider.serving.worker_calls import DRAFT, WorkerDescription
 
 HEAD = Candidate("head", on_target=True)
 WORLDS = [World(accept=0.8), World(accept=0.9, draft_ms=0.5), World(accept=0.6, draft_ms=2.0), World(accept=0.3)]
@@ -126,3 +130,23 @@ def test_tenants_share_costs_and_nothing_else() -> None:
     assert shared.of("m", "one", greedy=False).prior(MODEL) is not one.prior(MODEL)
     other = Candidate("model", "other weights")
     assert one.prior(other) is not one.prior(MODEL), "another model behind the drafter is another pair"
+
+
+def test_what_a_draft_worker_tells_of_its_passes_prices_drafts_and_coming_level() -> None:
+    shared = PairEstimates()
+    about: WorkerDescription = object.__new__(WorkerDescription)
+    model = SimpleNamespace(model_fingerprint="")
+    told = {"role": DRAFT, "timings": (line(), line(prefill=True)), "drafters": ("model",), "max_ahead_branches": 0}
+    for name, value in {**told, "model": model}.items():
+        object.__setattr__(about, name, value)
+    tell(shared, about, num_context_tokens=10)
+    assert shared.costs.draft_ms(MODEL, 3) == pytest.approx(3 * 11.0)
+    assert shared.costs.catch_up_ms(MODEL, 32) == pytest.approx(32 * (10 + 64) / 64)
+
+
+def line(*, prefill: bool = False) -> PassTiming:
+    """10 ms, and 1 ms a row."""
+    return PassTiming(
+        prefill=prefill, min_sequences=1, max_sequences=1, base_ms=10.0, ms_per_row=1.0, ms_per_context_token=0.0,
+        spread_ms=0.1, min_rows=1, max_rows=8, num_passes=100,
+    )  # fmt: skip

@@ -83,15 +83,25 @@ def test_fifty_plain_tokens_behind(name, ingest_between):
     assert content(proposal) == content(fresh_proposal(session, PARAMS[name], plain, 5))
 
 
-def test_plain_tokens_are_taken_in_with_one_pass_and_only_when_wanted():
+def test_many_plain_tokens_are_taken_in_with_a_pass_of_their_own_and_only_when_wanted():
+    """So that what drafts take is told without it."""
     session, hand = draft_session(MODEL, GREEDY, LONG), HandDriver(MODEL.logits_for)
     hand.run(session.prefill())
     assert (hand.num_forwards, hand.num_rows) == (1, len(PROMPT) - 1)
     plain = [1] * 50
     proposal = hand.run(session.advance(header_after(session, plain), plain, 3))
-    assert hand.num_forwards == 1 + 3
+    assert hand.num_forwards == 1 + 1 + 3
     assert proposal.num_ingested_tokens == 51
+    assert proposal.catch_up_us > 0
     assert hand.num_rows == 2 + 51 + 2, "the last draft is not computed"
+
+
+def test_few_plain_tokens_are_taken_in_along_with_the_first_draft():
+    session, hand = draft_session(MODEL, GREEDY, LONG), HandDriver(MODEL.logits_for)
+    hand.run(session.prefill())
+    proposal = hand.run(session.advance(header_after(session, [1] * 5), [1] * 5, 3))
+    assert hand.num_forwards == 1 + 3
+    assert (proposal.num_ingested_tokens, proposal.catch_up_us) == (6, 0)
 
 
 def test_wanting_the_same_again_gives_the_same():
