@@ -14,6 +14,7 @@ from coordinator.fleet.standing import QUARANTINED, Conduct
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
 from coordinator.peer import FLOODED, NOT_UNDERSTOOD
 from coordinator.stream import Stream
+from outrider.drafting.proposal import MAX_STEP_ROWS
 from outrider.drafting.ratio_stop import Judged
 from outrider.errors import DRAINING, SESSION_LOST, Aborted, Internal, OutriderError, Unavailable
 from outrider.median import Median
@@ -36,8 +37,6 @@ MOVE_AFTER_S = 1.0
 LOOK_AGAIN_S = 1.0
 """Until a stream without a draft worker looks for one again, or one that should leave its own for another."""
 MAX_PATIENCE_TOKENS = 16
-MAX_STEP_TOKENS = 16
-"""A drafter that lacks more than a round commits has a pass of its own to make before it can draft."""
 NO_DRAFT_WORKER = "no-draft-worker"
 """The reason of a round that would have asked one, had there been any, and had nothing else to choose from."""
 
@@ -45,7 +44,8 @@ NO_DRAFT_WORKER = "no-draft-worker"
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """`wait_ms` is time lost to a proposal that did not come. `ahead`: HIT, LATE or MISS where branches were wanted in
-    the round before; LATE: after `branch_wait_ms`. `build_ms`: what the worker took for the branches that came last."""
+    the round before; LATE: after `branch_wait_ms`. `build_ms`: what the worker took for the branches that came last.
+    `catch_up_ms`: of its time, for coming level with a text that it was behind of."""
 
     proposal: SealedProposal
     network_ms: float = 0.0
@@ -53,6 +53,7 @@ class Drafted:
     ahead: str = ""
     branch_wait_ms: float = 0.0
     build_ms: float = 0.0
+    catch_up_ms: float = 0.0
 
 
 class WaitLimit(Protocol):
@@ -187,7 +188,8 @@ class DraftSide:
             return Drafted(branch, ahead=HIT, build_ms=link.last_build_ms)
         history = self._pool.proposal_ms(link)
         num_units, num_behind, catch_up = 1 + choice.num_draft_tokens, link.num_behind, self._pool.catch_up_ms(link)
-        catch_up_s = catch_up.value(0.0) * num_behind / 1000 if num_behind > MAX_STEP_TOKENS else 0.0
+        is_behind, is_first = num_behind >= MAX_STEP_ROWS, not link.has_proposed
+        catch_up_s = catch_up.value(0.0) * num_behind / 1000 if is_behind else 0.0
         wait_s = self._wait_s(choice, history.value(0.0) * num_units / 1000) + catch_up_s
         breaker = link.conduct.standing.breaker
         started = time.perf_counter()
@@ -198,7 +200,7 @@ class DraftSide:
             )
         except DraftLate:
             elapsed_ms = 1000 * (time.perf_counter() - started)
-            if link.has_proposed:
+            if not is_first:
                 # so that a worker that has become slower is waited for again, some rounds on
                 history.add((elapsed_ms - 1000 * catch_up_s) / num_units)
             breaker.failed(time.monotonic(), elapsed_ms / 1000, self._pool.num_streams(link))
@@ -209,15 +211,17 @@ class DraftSide:
             return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         elapsed_ms = 1000 * (time.perf_counter() - started)
         network_ms = max(0.0, elapsed_ms - proposal.draft_ms)
-        elapsed_ms -= proposal.catch_up_ms
-        if num_behind > MAX_STEP_TOKENS and proposal.catch_up_ms:
-            catch_up.add(proposal.catch_up_ms / num_behind)
+        # a worker that was level has nothing to come level with, whatever it says
+        catch_up_ms = min(proposal.catch_up_ms, elapsed_ms) if is_behind or is_first else 0.0
+        elapsed_ms -= catch_up_ms
+        if is_behind and catch_up_ms:
+            catch_up.add(catch_up_ms / num_behind)
         self._count_dropped(link)
         if link.is_cut:
             history.add(elapsed_ms / num_units)
             if link.vain_wait_s:
                 breaker.failed(time.monotonic(), link.vain_wait_s, self._pool.num_streams(link))
-            return Drafted(proposal, network_ms)
+            return Drafted(proposal, network_ms, catch_up_ms=catch_up_ms)
         breaker.succeeded(time.monotonic())
         if link.ahead_counts.num_hits > num_hits:
             return Drafted(proposal, ahead=LATE, branch_wait_ms=elapsed_ms, build_ms=link.last_build_ms)
@@ -225,7 +229,7 @@ class DraftSide:
             history.add(elapsed_ms / (1 + proposal.num_draft_tokens))
         ahead = MISS if is_expected else ""
         link.ahead_counts.num_misses += is_expected
-        return Drafted(proposal, network_ms, ahead=ahead)
+        return Drafted(proposal, network_ms, ahead=ahead, catch_up_ms=catch_up_ms)
 
     def judge(self, verdict: Verdict, num_drafts: int) -> None:
         """How the target found the first `num_drafts` drafts, the worker's: it will be told with the next message."""

@@ -200,7 +200,7 @@ class RoundLoop:
                 wait_ms=drafted.wait_ms,
                 round_ms=round_ms,
                 draft_queue_ms=drafted.proposal.queue_ms,
-                draft_catch_up_ms=drafted.proposal.catch_up_ms,
+                draft_catch_up_ms=drafted.catch_up_ms,
                 num_ingested_tokens=drafted.proposal.num_ingested_tokens,
                 verify_queue_ms=timed.queue_ms,
                 target=timed.target,

@@ -17,7 +17,7 @@ from draft_worker.text_drafter import TextDrafter
 from draft_worker.tree_drafter import NAME as TREE
 from draft_worker.tree_drafter import TreeDrafter
 from outrider.drafting.drafter import Drafter, proposed
-from outrider.drafting.proposal import Proposal
+from outrider.drafting.proposal import MAX_STEP_ROWS, Proposal
 from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
 from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
@@ -30,9 +30,6 @@ from outrider.serving.session_log import SessionCounters, SessionLog
 MAX_TREE_WIDTH = 16
 AHEAD_DRAFT_TOKENS = 8
 """Room is kept for so many drafts behind each branch; deeper ones are fewer."""
-MAX_STEP_ROWS = 8
-"""Committed tokens that a draft model computes along with its first draft. More of them, as behind a plain run, are a
-pass of their own, so that what drafts take is told without it."""
 KNOWN_DRAFTERS = (MODEL, TEXT, TREE)
 
 

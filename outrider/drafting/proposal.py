@@ -12,6 +12,9 @@ from outrider.drafting import tree
 
 Q_TOTAL = 65_536
 MAX_Q_ENTRIES = 256
+MAX_STEP_ROWS = 8
+"""Committed tokens that a draft model computes along with its first draft. More of them, as behind a plain run, are a
+pass of their own, so that what drafts take is told without it."""
 
 
 @dataclass(frozen=True, slots=True)

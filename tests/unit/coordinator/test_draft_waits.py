@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,15 +10,18 @@ import pytest
 
 from coordinator import drafting
 from coordinator.draft_link import DraftLate
-from coordinator.drafting import FIRST_WAIT_S, MAX_STEP_TOKENS, MIN_WAIT_S, WAIT_FACTOR, Avoided, DraftSide
+from coordinator.drafting import FIRST_WAIT_S, MIN_WAIT_S, WAIT_FACTOR, Avoided, DraftSide
 from coordinator.gamma.policy import Choice
+from outrider.drafting.proposal import MAX_STEP_ROWS
 from outrider.median import Median
 from outrider.sampling.params import Origin
 from outrider.serving.messages import Header, Verdict
+from outrider.serving.session_calls import SealedProposal
 
 
 def side(verify_ms: float = 0.0) -> DraftSide:
-    stream: Any = SimpleNamespace(request=SimpleNamespace(max_draft_tokens=8, drafter=""))
+    counts = SimpleNamespace(num_dropped_proposals=0)
+    stream: Any = SimpleNamespace(request=SimpleNamespace(max_draft_tokens=8, drafter=""), statistics=counts)
     pool: Any = SimpleNamespace()
     one = DraftSide(stream, pool, 64)
     for _ in range(3 if verify_ms else 0):
@@ -53,25 +57,33 @@ def test_no_longer_than_the_choice_says_that_they_are_worth() -> None:
 
 
 class Link:
-    """What `propose` asks of a session; its proposal never comes."""
+    """What `propose` asks of a session. proposal: None: it never comes."""
 
-    ahead_counts = SimpleNamespace(num_hits=0, num_misses=0)
-    conduct = SimpleNamespace(standing=SimpleNamespace(breaker=SimpleNamespace(failed=lambda *_: None)))
+    address, is_cut, ahead_counts = "worker", False, SimpleNamespace(num_hits=0, num_misses=0)
+    breaker = SimpleNamespace(failed=lambda *_: None, succeeded=lambda *_: None)
+    conduct = SimpleNamespace(standing=SimpleNamespace(breaker=breaker))
 
-    def __init__(self, *, num_behind: int, has_proposed: bool) -> None:
+    def __init__(self, *, num_behind: int, has_proposed: bool, proposal: SealedProposal | None = None) -> None:
         self.num_behind, self.has_proposed = num_behind, has_proposed
         self.wait_s = 0.0
+        self._proposal = proposal
+
+    def take_num_dropped(self) -> int:
+        return 0
 
     def branch(self, *_: Any) -> None:
         pass
 
     async def propose(self, num_draft_tokens: int, drafter: str, wait_s: float, *_: Any) -> Any:
         self.wait_s = wait_s
-        raise DraftLate
+        if self._proposal is None:
+            raise DraftLate
+        await asyncio.sleep(0.02)
+        return self._proposal
 
 
 @pytest.mark.parametrize(
-    ("num_behind", "catch_up_s"), [(3, 0.0), (MAX_STEP_TOKENS, 0.0), (100, 0.5)], ids=["level", "a round", "a run"]
+    ("num_behind", "catch_up_s"), [(3, 0.0), (MAX_STEP_ROWS - 1, 0.0), (100, 0.5)], ids=["level", "a round", "a run"]
 )
 async def test_a_drafter_that_lacks_a_plain_run_is_given_the_time_to_compute_it(
     num_behind: int, catch_up_s: float
@@ -86,6 +98,18 @@ async def test_a_drafter_that_lacks_a_plain_run_is_given_the_time_to_compute_it(
 async def test_how_long_a_prompt_takes_says_nothing_of_how_long_drafts_do() -> None:
     _, history = await propose(side(), Link(num_behind=0, has_proposed=False))
     assert len(history) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_behind", "has_proposed", "is_believed"), [(0, True, False), (0, False, True), (MAX_STEP_ROWS, True, True)]
+)
+async def test_who_was_level_is_not_believed_to_have_come_level(
+    num_behind: int, has_proposed: bool, is_believed: bool
+) -> None:
+    """Or what a worker calls so could be as slow as it likes, and be asked again."""
+    proposal = SealedProposal(4, "model", compute_us=1000, catch_up_us=15_000)
+    drafted, _ = await propose(side(), Link(num_behind=num_behind, has_proposed=has_proposed, proposal=proposal))
+    assert drafted.catch_up_ms == (15.0 if is_believed else 0.0)
 
 
 async def propose(one: DraftSide, link: Any) -> tuple[Any, Median]:
