@@ -15,8 +15,8 @@ import pytest
 from accounting import held, num_accounted
 from faults.rogue import RogueDraft, rogue_draft
 from ports import free_port
+from scraping import scrape, total
 from stack import Server, in_process_stack, start
-from test_metrics_served import scrape, total
 from waiting import until
 
 import draft_worker.server as draft_server

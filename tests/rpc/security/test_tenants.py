@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import grpc
 import pytest
 from certificates import Authority
+from ports import free_port
+from scraping import by_label, scrape, total
 from stack import Stack, in_process_stack, start
 
 import coordinator.server
@@ -54,7 +57,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-METHODS = ("Generate", "GetModelInfo", "GetServerInfo", "GetTrace", "ListStreams", "Tokenize", "Detokenize")
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 
 
 @asynccontextmanager
@@ -67,8 +70,9 @@ def client(stack: Stack, token: str | None, **options: Any) -> Client:
     return Client(stack.address, token=token, **{"timeout_s": 60, "resume": None, **options})
 
 
-async def test_without_a_valid_token_nothing_is_served(files: Files) -> None:
-    async with with_tokens(files) as stack:
+async def test_without_a_valid_token_nothing_is_served_and_each_refusal_is_counted(files: Files) -> None:
+    port, reasons = free_port(), Counter[str]()
+    async with with_tokens(files, metrics_port=port) as stack:
         async with open_channel(stack.address) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             for metadata, reason in (
@@ -77,17 +81,21 @@ async def test_without_a_valid_token_nothing_is_served(files: Files) -> None:
                 ((("authorization", f"Basic {A}"),), "BAD_TOKEN"),
                 ((("x-outrider-tenant", "a"),), "NO_TOKEN"),
             ):
-                for method in METHODS:
+                for method in SERVICE.methods_by_name:
                     with pytest.raises(grpc.aio.AioRpcError) as refusal:
                         # a request that is no good: were it read, INVALID_ARGUMENT would come
-                        call = channel.unary_stream(f"/outrider.v1.GenerationService/{method}")
+                        call = channel.unary_stream(f"/{SERVICE.full_name}/{method}")
                         await call(b"\xff\xff", metadata=metadata, timeout=20).read()
                     error = from_rpc_error(refusal.value)
                     assert (type(error), error.reason) == (Unauthenticated, reason), method
+                    reasons[reason] += 1
             metadata = (("authorization", f"Bearer {A}"), ("x-outrider-tenant", "b"))
             with pytest.raises(grpc.aio.AioRpcError, match="another tenant") as refusal:
                 await stub.GetServerInfo(generation_pb2.GetServerInfoRequest(), metadata=metadata, timeout=20)
             assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        samples = await scrape(port)
+        assert by_label(samples, "rpc_refusals_total", "reason") == {**reasons, "TENANT_MISMATCH": 1}
+        assert total(samples, "request_failure_total") == 0, "none of them was a request"
         async with client(stack, A, metadata={"x-outrider-tenant": "a"}) as agreed:
             info = await agreed.server_info()
             assert (info.num_requests_running, info.num_requests_waiting) == (0, 0)
