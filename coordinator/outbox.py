@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from outrider.errors import Aborted
-from outrider.results import Chunk
-from outrider.serving.events import ServerEvent
+from outrider.serving.events import SealedChunk, ServerEvent
 from outrider.serving.session_calls import SealedPromptLogprobs
 
 
@@ -79,7 +78,7 @@ class Outbox:
         """Never waits: call `room` first."""
         if self._failed:
             return
-        if isinstance(event, Chunk):
+        if isinstance(event, SealedChunk):
             self._waiting_chunks[event.index] += 1
         elif isinstance(event, SealedPromptLogprobs):
             self.prompt_told.set()
@@ -112,7 +111,7 @@ class Outbox:
             while self._events and not self._failed:
                 event = self._events.popleft()
                 yield event
-                if isinstance(event, Chunk):
+                if isinstance(event, SealedChunk):
                     # only now: while the client takes its time over this one, it still fills the buffer
                     self._waiting_chunks[event.index] -= 1
                     self._taken.set()

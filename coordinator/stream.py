@@ -13,9 +13,10 @@ from coordinator.statistics import NOBODY, Drafting, StreamStatistics
 from coordinator.text.output import OutputText
 from coordinator.text.tokenizer import TextCodec
 from outrider.errors import InvalidArgument
-from outrider.results import Chunk, Complete, Logprobs, Usage
+from outrider.results import Complete, Usage
 from outrider.sampling.params import Finish
-from outrider.serving.messages import TokenLogprobs, Verdict
+from outrider.serving.events import SealedChunk
+from outrider.serving.messages import Verdict
 
 if TYPE_CHECKING:
     from coordinator.records import Recorder
@@ -88,7 +89,7 @@ class Stream:
             "tenant": self.request.tenant,
         }
 
-    def commit(self, verdict: Verdict, *, by: Drafting = NOBODY) -> Chunk:
+    def commit(self, verdict: Verdict, *, by: Drafting = NOBODY) -> SealedChunk:
         """Appends the verdict's tokens up to where the text ends, and gives what the client should get of them."""
         assert not self.finished
         text = self._push(verdict.committed_ids)
@@ -97,8 +98,8 @@ class Stream:
         if not self.finished and verdict.finish is not Finish.NONE:
             text += self._end(verdict.finish, verdict.matched_stop_token_id)
         self.statistics.count(verdict.num_draft_tokens, origins, by)
-        logprobs = _logprobs(verdict.logprobs, num_kept) if self.request.logprobs else None
-        return Chunk(self.choice, kept, text, origins, logprobs, num_draft_tokens=verdict.num_draft_tokens)
+        logprobs = verdict.logprobs.cut(num_kept) if self.request.logprobs else None
+        return SealedChunk(self.choice, kept, text, origins, logprobs, num_draft_tokens=verdict.num_draft_tokens)
 
     def complete(self, total_ms: float) -> Complete:
         """The last event; usage counts resumed tokens too."""
@@ -151,11 +152,3 @@ class Stream:
                 self._end(Finish.STOP, token_id)
             elif not self.finished and count == stopping.max_tokens:
                 self._end(Finish.LENGTH, None)
-
-
-def _logprobs(logprobs: TokenLogprobs, num_kept: int) -> Logprobs:
-    top = zip(logprobs.top_ids[:num_kept], logprobs.top_logprobs[:num_kept], strict=True)
-    return Logprobs(
-        logprobs.token_logprobs[:num_kept],
-        tuple(tuple(zip(ids, values, strict=True)) for ids, values in top),
-    )

@@ -27,6 +27,6 @@ def fault_of(verdict: Verdict, stream: Stream) -> str:
     num_drafts = max(verdict.num_draft_tokens, len(verdict.soft_acceptances), len(verdict.row_choices) - 1)
     if max(num_drafts, verdict.num_accepted) > request.max_draft_tokens:
         return f"it tells of {num_drafts} drafts where {request.max_draft_tokens} are allowed"
-    if request.logprobs and len(verdict.logprobs.token_logprobs) < len(ids):
-        return f"it has {len(verdict.logprobs.token_logprobs)} logprobs for {len(ids)} tokens"
+    if request.logprobs and verdict.logprobs.num_tokens < len(ids):
+        return f"it has {verdict.logprobs.num_tokens} logprobs for {len(ids)} tokens"
     return ""

@@ -9,8 +9,8 @@ import numpy as np
 from outrider.errors import Internal
 from outrider.lm.interface import Forward, Program, SequenceHandle
 from outrider.sampling.logprobs import raw_logprobs
-from outrider.serving.messages import TokenLogprobs
 from outrider.serving.session_log import SessionLog
+from outrider.serving.token_logprobs import NO_LOGPROBS, TokenLogprobs
 
 MAX_PROMPT_LOGIT_BYTES = 32 << 20
 MAX_PROMPT_LOGIT_ROWS = 256
@@ -31,7 +31,7 @@ def compute_prompt(
     sequence.committed_length = len(log.ids)
     queue_us = compute_us = 0
     if last == 0:
-        tell(1, TokenLogprobs())
+        tell(1, NO_LOGPROBS)
     for start in range(0, last, num_rows):
         end = min(start + num_rows, last)
         result = yield Forward(sequence, log.ids[start:end], num_logits=end - start)
@@ -48,8 +48,9 @@ def compute_prompt(
 def logprobs(logits: np.ndarray, token_ids: Sequence[int], num_top: int) -> TokenLogprobs:
     """Of token i in row i."""
     rows = [raw_logprobs(logits[i], token_id, num_top) for i, token_id in enumerate(token_ids)]
-    return TokenLogprobs(
-        token_logprobs=tuple(logprob for logprob, _, _ in rows),
-        top_ids=tuple(tuple(int(i) for i in ids) for _, ids, _ in rows),
-        top_logprobs=tuple(tuple(float(x) for x in logprobs) for _, _, logprobs in rows),
+    return TokenLogprobs.pack(
+        [logprob for logprob, _, _ in rows],
+        len(rows[0][1]) if rows else 0,
+        [token_id for _, ids, _ in rows for token_id in ids.tolist()],
+        [logprob for _, _, logprobs in rows for logprob in logprobs.tolist()],
     )

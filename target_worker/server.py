@@ -12,8 +12,9 @@ from outrider.drafting.proposal import EMPTY, ProposalFault
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import LoadedModel, Program, T
 from outrider.serving import convert
-from outrider.serving.messages import Header, TokenLogprobs, Verdict
+from outrider.serving.messages import Header, Verdict
 from outrider.serving.session_stream import SessionStream, serve_session
+from outrider.serving.token_logprobs import TokenLogprobs
 from outrider.serving.worker import Worker, serve_worker
 from outrider.serving.worker_stream import WorkerStream
 from outrider.settings import TargetWorkerSettings

@@ -17,8 +17,9 @@ from outrider.lm.interface import Forward, ForwardResult, Program, SequenceHandl
 from outrider.sampling.grammar import GrammarVocabulary
 from outrider.sampling.params import Finish
 from outrider.serving.checks import check_target_opening
-from outrider.serving.messages import NO_FEATURES, Header, TargetOpening, TokenLogprobs, Verdict
+from outrider.serving.messages import NO_FEATURES, Header, TargetOpening, Verdict
 from outrider.serving.session_log import SessionCounters, SessionLog
+from outrider.serving.token_logprobs import NO_LOGPROBS
 from target_worker.acceptance import Outcome, verify
 from target_worker.device_decision import RoundDecision
 from target_worker.drafters import NO_DRAFTERS, NOTHING_DRAFTED, HeldDrafters, OwnDraft, OwnDrafts
@@ -276,7 +277,7 @@ class TargetSession:
         assert sequence.token_ids[base - 1 :] == log.ids[base - 1 : -1], "the cache left the committed prefix"
 
         features = NO_FEATURES if self.finish is not Finish.NONE else self._sent.take(sequence, len(log.ids) - 1)
-        told_logprobs = TokenLogprobs()
+        told_logprobs = NO_LOGPROBS
         if self._num_top is not None:
             told_logprobs = logprobs(path_rows, committed_ids, self._num_top)
         worked_us = (time.perf_counter_ns() - started_ns) // 1000

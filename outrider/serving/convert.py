@@ -32,9 +32,9 @@ from outrider.serving.messages import (
     Header,
     Opening,
     TargetOpening,
-    TokenLogprobs,
     Verdict,
 )
+from outrider.serving.token_logprobs import NO_LOGPROBS, TokenLogprobs
 from outrider.v1 import common_pb2, draft_pb2, target_pb2
 
 
@@ -294,24 +294,6 @@ def target_open_from_pb(message: target_pb2.TargetOpen) -> TargetOpening:
     )
 
 
-def logprobs_to_pb(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
-    return common_pb2.TokenLogprobs(
-        token_logprobs=logprobs.token_logprobs,
-        num_top=len(logprobs.top_ids[0]) if logprobs.top_ids else 0,
-        top_ids=[token_id for row in logprobs.top_ids for token_id in row],
-        top_logprobs=[logprob for row in logprobs.top_logprobs for logprob in row],
-    )
-
-
-def logprobs_from_pb(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
-    rows = range(0, len(message.top_ids), message.num_top) if message.num_top else ()
-    return TokenLogprobs(
-        token_logprobs=tuple(message.token_logprobs),
-        top_ids=tuple(tuple(message.top_ids[row : row + message.num_top]) for row in rows),
-        top_logprobs=tuple(tuple(message.top_logprobs[row : row + message.num_top]) for row in rows),
-    )
-
-
 def feature_rows_to_pb(features: FeatureRows) -> common_pb2.FeatureRows:
     return common_pb2.FeatureRows(features_start=features.start, features=features.rows)
 
@@ -322,7 +304,7 @@ def feature_rows_from_pb(message: common_pb2.FeatureRows) -> FeatureRows:
 
 def prompt_logprobs_to_pb(first_position: int, logprobs: TokenLogprobs) -> common_pb2.PromptLogprobs:
     """`first_position`: of the token that the first entry is about."""
-    return common_pb2.PromptLogprobs(first_position=first_position, logprobs=logprobs_to_pb(logprobs))
+    return common_pb2.PromptLogprobs(first_position=first_position, logprobs=logprobs.unpacked())
 
 
 def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:
@@ -349,16 +331,16 @@ def verdict_to_pb(verdict: Verdict) -> target_pb2.Verdict:
         features=verdict.features.rows,
         features_start=verdict.features.start,
     )
-    if verdict.logprobs.token_logprobs:
-        message.logprobs.CopyFrom(logprobs_to_pb(verdict.logprobs))
+    if verdict.logprobs.num_tokens:
+        message.logprobs.MergeFromString(verdict.logprobs.packed)
     if verdict.drafted_ids and verdict.drafted_q is not None:
         message.drafted.CopyFrom(proposal_to_pb(Proposal(verdict.drafted_ids, verdict.drafted_q)))
     return message
 
 
 def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
-    """Raises ValueError on an origin or finish reason that this version does not know, and on drafts whose parents are
-    no tree or whose q does not add up."""
+    """Raises ValueError on an origin or finish reason that this version does not know, on drafts whose parents are no
+    tree or whose q does not add up, and on logprobs that are not as many as they say."""
     drafted_parents = tuple(parent - 1 for parent in message.drafted_parents)
     if drafted_parents and not (len(drafted_parents) == len(message.drafted_ids) and are_ordered(drafted_parents)):
         raise ValueError(f"drafted_parents {drafted_parents} are no tree of {len(message.drafted_ids)} drafts")
@@ -377,7 +359,7 @@ def verdict_from_pb(message: target_pb2.Verdict) -> Verdict:
         soft_acceptances=message.soft_acceptances,
         finish=Finish(message.finish_reason),
         matched_stop_token_id=message.matched_stop_token_id if message.HasField("matched_stop_token_id") else None,
-        logprobs=logprobs_from_pb(message.logprobs),
+        logprobs=TokenLogprobs.seal(message.logprobs) if message.HasField("logprobs") else NO_LOGPROBS,
         proposal_fault=message.proposal_fault,
         queue_us=message.queue_us,
         compute_us=message.compute_us,

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from outrider.results import Chunk, Complete, Logprobs, Speculation, Started, Step
+from dataclasses import dataclass
+
+from outrider.results import Complete, Speculation, Started, Step
+from outrider.sampling.params import Origin
 from outrider.server_info import StreamStatus
 from outrider.serving.same_names import write
 from outrider.serving.session_calls import SealedPromptLogprobs
+from outrider.serving.token_logprobs import TokenLogprobs
 from outrider.v1 import common_pb2, generation_pb2
 
-ServerEvent = Started | SealedPromptLogprobs | Chunk | Complete
+
+@dataclass(frozen=True, slots=True)
+class SealedChunk:
+    """As `Chunk`. `logprobs` go to the client as they came."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    origins: tuple[Origin, ...] = ()
+    logprobs: TokenLogprobs | None = None
+    step: Step | None = None
+    num_draft_tokens: int = 0
+
+
+ServerEvent = Started | SealedPromptLogprobs | SealedChunk | Complete
 
 _FINISH = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
 
@@ -19,22 +37,24 @@ def event_to_pb(event: ServerEvent) -> generation_pb2.GenerateResponse:
             return generation_pb2.GenerateResponse(started=write(generation_pb2.GenerateStarted, event))
         case SealedPromptLogprobs():
             return generation_pb2.GenerateResponse(prompt_logprobs=event.message)
-        case Chunk():
+        case SealedChunk():
             return generation_pb2.GenerateResponse(chunk=_chunk(event))
         case Complete():
             return generation_pb2.GenerateResponse(complete=_complete(event))
 
 
-def _chunk(chunk: Chunk) -> generation_pb2.GenerateChunk:
-    return generation_pb2.GenerateChunk(
+def _chunk(chunk: SealedChunk) -> generation_pb2.GenerateChunk:
+    message = generation_pb2.GenerateChunk(
         index=chunk.index,
         token_ids=chunk.token_ids,
         text=chunk.text,
         origins=chunk.origins,  # type: ignore[arg-type]
-        logprobs=_logprobs(chunk.logprobs) if chunk.logprobs is not None else None,
         step=step_to_pb(chunk.step) if chunk.step is not None else None,
         num_draft_tokens=chunk.num_draft_tokens,
     )
+    if chunk.logprobs is not None:
+        message.logprobs.MergeFromString(chunk.logprobs.packed)
+    return message
 
 
 def step_to_pb(step: Step) -> generation_pb2.StepRecord:
@@ -72,13 +92,4 @@ def speculation_to_pb(speculation: Speculation) -> generation_pb2.SpeculationSta
         speculation,
         drafter_uses=[write(generation_pb2.DrafterUse, use) for use in speculation.drafter_uses],
         drafter_outlooks=[write(generation_pb2.DrafterOutlook, outlook) for outlook in speculation.drafter_outlooks],
-    )
-
-
-def _logprobs(logprobs: Logprobs) -> common_pb2.TokenLogprobs:
-    return common_pb2.TokenLogprobs(
-        token_logprobs=logprobs.token_logprobs,
-        num_top=len(logprobs.top[0]) if logprobs.top else 0,
-        top_ids=[token_id for row in logprobs.top for token_id, _ in row],
-        top_logprobs=[logprob for row in logprobs.top for _, logprob in row],
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.drafting.proposal import Proposal, SparseQ
 from outrider.sampling.params import Finish, Origin, SamplingParams, StoppingParams
+from outrider.serving.token_logprobs import NO_LOGPROBS, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,6 @@ class OutOfStep(Exception):
     def __init__(self, header: Header) -> None:
         super().__init__(f"session is at epoch {header.epoch} with {header.base_length} committed tokens")
         self.header = header
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Logprobs of the target's raw distribution: one entry per committed token, with its likeliest alternatives."""
-
-    token_logprobs: tuple[float, ...] = ()
-    top_ids: tuple[tuple[int, ...], ...] = ()
-    top_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +129,7 @@ class Verdict:
     soft_acceptances: bytes = b""
     finish: Finish = Finish.NONE
     matched_stop_token_id: int | None = None
-    logprobs: TokenLogprobs = field(default_factory=TokenLogprobs)
+    logprobs: TokenLogprobs = NO_LOGPROBS
     proposal_fault: str = ""
     queue_us: int = 0
     compute_us: int = 0

@@ -383,7 +383,7 @@ def target_stop() -> Any:
 
 
 def read_target(message: Any) -> Verdict | SealedPromptLogprobs | FeatureRows | Lagging | Ready | Alive:
-    """Raises ValueError on an origin or finish reason that this version does not know."""
+    """Raises ValueError on a verdict that cannot be read, see `convert.verdict_from_pb`."""
     match message.WhichOneof("message"):
         case "verdict":
             return convert.verdict_from_pb(message.verdict)

@@ -20,7 +20,7 @@ from stack import in_process_stack, listening, start
 import coordinator.server as coordinator_server
 from outrider import Client
 from outrider.settings import CoordinatorSettings
-from outrider.v1 import target_pb2, target_pb2_grpc, worker_pb2_grpc
+from outrider.v1 import common_pb2, target_pb2, target_pb2_grpc, worker_pb2_grpc
 
 TARGET, DRAFT = "toy:vocab=16,seed=1", "toy:vocab=16,seed=1,agreement=0.8"
 PROMPT, LENGTH = [1, 2, 3], 40
@@ -65,6 +65,9 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
     "another text": lambda response: response.verdict.header.__setattr__("prefix_hash", 1),
     "out of step": lag,
     "logprobs": lambda response: response.verdict.logprobs.ClearField("token_logprobs"),
+    "alternatives": lambda response: response.verdict.logprobs.MergeFrom(
+        common_pb2.TokenLogprobs(num_top=1, top_ids=[3])
+    ),
 }
 
 

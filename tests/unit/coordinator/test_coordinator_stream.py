@@ -14,10 +14,11 @@ from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import ToyCodec
 from outrider.errors import InvalidArgument, ResourceExhausted
-from outrider.results import Chunk
 from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import Finish, Origin, SamplingParams, StoppingParams
-from outrider.serving.messages import Header, TokenLogprobs, Verdict
+from outrider.serving.events import SealedChunk
+from outrider.serving.messages import Header, Verdict
+from outrider.serving.token_logprobs import TokenLogprobs
 from outrider.toy_text import toy_id
 
 A, C, B, P = Origin.ACCEPTED, Origin.CORRECTION, Origin.BONUS, Origin.PLAIN
@@ -38,9 +39,8 @@ def make(**changes: object) -> Stream:
 
 def verdict(stream: Stream, text: str, origins: Sequence[Origin], **fields: object) -> Verdict:
     ids = tuple(map(toy_id, text))
-    logprobs = TokenLogprobs(
-        tuple(-float(i) for i in range(len(ids))), tuple((i, 0) for i in ids), tuple((-1.0, -2.0) for _ in ids)
-    )
+    alternatives = [i for token_id in ids for i in (token_id, 0)]
+    logprobs = TokenLogprobs.pack([-float(i) for i in range(len(ids))], 2, alternatives, [-1.0, -2.0] * len(ids))
     num_accepted = list(origins).count(A)
     return Verdict(
         header=stream.log.header(1),
@@ -72,7 +72,8 @@ def test_everything_ends_with_the_token_that_completes_a_stop_string() -> None:
     last = stream.commit(verdict(stream, "ZDE", [A, A, B], num_draft_tokens=2))
     assert (last.text, last.token_ids, last.origins) == ("", (toy_id("Z"),), (A,))
     assert last.logprobs is not None
-    assert len(last.logprobs.token_logprobs) == len(last.logprobs.top) == 1
+    told = last.logprobs.unpacked()
+    assert len(told.token_logprobs) == len(told.top_ids) / 2 == len(told.top_logprobs) / 2 == 1
     complete = stream.complete(1.0)
     assert (complete.finish_reason, complete.matched_stop) == ("stop", "YZ")
     assert complete.usage.completion_tokens == 5 == len(stream.log.output_ids)
@@ -149,7 +150,7 @@ async def test_a_slow_client_pauses_its_own_stream_only() -> None:
     outbox.join(0)
     outbox.join(1)
     for _ in range(2):
-        outbox.put(Chunk(0, (1,), "x"))
+        outbox.put(SealedChunk(0, (1,), "x"))
     waiting = asyncio.create_task(outbox.room(0))
     assert await outbox.room(1) == 2
     await asyncio.sleep(0)

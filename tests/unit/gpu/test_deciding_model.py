@@ -214,5 +214,5 @@ async def test_what_the_device_does_not_decide_is_decided_on_the_host():
     session = TargetSession(opening, vocab_size=VOCAB, context_length=CONTEXT, max_draft_tokens=8)
     session.sequence = await target.open_sequence(session.reserved_length)
     verdict = await target.run(session.open())
-    assert len(verdict.logprobs.token_logprobs) == 1
+    assert len(verdict.logprobs.unpacked().token_logprobs) == 1
     target.stop()

@@ -13,7 +13,8 @@ from outrider.sampling.noise import hash_ids
 from outrider.sampling.params import AcceptanceRule, Finish, Origin, SamplingParams, StoppingParams
 from outrider.server_info import CacheCounters, Numerics, TargetDrafter
 from outrider.serving import convert, convert_worker
-from outrider.serving.messages import DraftOpening, FeatureRows, Header, TargetOpening, TokenLogprobs, Verdict
+from outrider.serving.messages import DraftOpening, FeatureRows, Header, TargetOpening, Verdict
+from outrider.serving.token_logprobs import TokenLogprobs
 from outrider.v1 import common_pb2, draft_pb2, target_pb2
 
 SAMPLING = SamplingParams(0.7, 5, 0.9, 0.1, 1.1, 0.5, -0.5, {3: 1.5, 9: -2.0}, 2**63 + 1, 2, AcceptanceRule.TOKEN,
@@ -65,7 +66,7 @@ def sampled_proposal(num_tokens, num_entries, vocab=151_936, seed=0):
             Verdict(header=Header(1, 5, 6), committed_ids=(7, 8), origins=(Origin.ACCEPTED, Origin.CORRECTION),
                     num_accepted=1, num_draft_tokens=3, soft_acceptances=b"\xff\x01\x80", finish=Finish.STOP,
                     matched_stop_token_id=0,
-                    logprobs=TokenLogprobs((-0.5, -1.5), ((1, 2), (3, 4)), ((-0.5, -1.0), (-0.25, -2.0))),
+                    logprobs=TokenLogprobs.pack([-0.5, -1.5], 2, [1, 2, 3, 4], [-0.5, -1.0, -0.25, -2.0]),
                     queue_us=1, compute_us=2, sampling_us=3, num_batch_rows=4, decode_ended=True, num_cached_tokens=5,
                     drafted_ids=(7, 9, 8), drafted_parents=(-1, -1, 0), draft_us=6, features=FeatureRows(4, b"12")),
             convert.verdict_to_pb, convert.verdict_from_pb,

@@ -77,8 +77,9 @@ def test_a_round_has_one_committed_length(name: str) -> None:
     assert loop.num_drafted > 0
     assert len(loop.text) == 60
     for verdict in loop.verdicts:
-        assert len(verdict.logprobs.token_logprobs) == len(verdict.committed_ids)
-        assert all(len(ids) == 2 for ids in verdict.logprobs.top_ids)
+        told = verdict.logprobs.unpacked()
+        assert len(told.token_logprobs) == len(verdict.committed_ids)
+        assert (told.num_top, len(told.top_ids)) == (2, 2 * len(verdict.committed_ids))
         assert verdict.origins[: verdict.num_accepted] == (Origin.ACCEPTED,) * verdict.num_accepted
         assert len(verdict.soft_acceptances) == verdict.num_draft_tokens
     assert loop.verdicts[-1].finish is Finish.LENGTH

@@ -150,7 +150,7 @@ def test_stop_token_cuts_everything_at_it(at):
     verdict = HAND.run(session.verify(session.log.header, (), Proposal(token_ids=tuple(PLAIN[1:9]))))
     assert verdict.committed_ids == tuple(PLAIN[1 : at + 1])
     assert (verdict.finish, verdict.matched_stop_token_id) == (Finish.STOP, stop_id)
-    assert verdict.num_accepted == len(verdict.origins) == len(verdict.logprobs.token_logprobs) == at
+    assert verdict.num_accepted == len(verdict.origins) == len(verdict.logprobs.unpacked().token_logprobs) == at
     with pytest.raises(FailedPrecondition, match="ended"):
         HAND.run(session.verify(session.log.header))
 

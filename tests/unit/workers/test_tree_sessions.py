@@ -122,8 +122,8 @@ def test_logprobs_are_those_of_the_path() -> None:
     ids = [*PROMPT]
     off_trunk = 0
     for verdict in verdicts:
-        for token_id, told in zip(verdict.committed_ids, verdict.logprobs.token_logprobs, strict=True):
-            assert told == raw_logprobs(TARGET.logits_for(ids), token_id, 0)[0]
+        for token_id, told in zip(verdict.committed_ids, verdict.logprobs.unpacked().token_logprobs, strict=True):
+            assert told == np.float32(raw_logprobs(TARGET.logits_for(ids), token_id, 0)[0])
             ids.append(token_id)
         off_trunk += verdict.num_accepted > 0
     assert off_trunk > 0, "INCONCLUSIVE"

@@ -1,0 +1,58 @@
+"""Logprobs of tokens from the target that has them to the client that asked, packed once and passed on unread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of the target's raw distribution: one entry per token, with its likeliest alternatives.
+
+    `packed` is the wire's message of this name, four bytes a logprob. It is kept as bytes: a message holds on to all of
+    what it came in.
+    """
+
+    num_tokens: int = 0
+    packed: bytes = b""
+
+    @classmethod
+    def pack(
+        cls, token_logprobs: Sequence[float], num_top: int, top_ids: Sequence[int], top_logprobs: Sequence[float]
+    ) -> TokenLogprobs:
+        """`num_top` alternatives of each token, one token's after another's. Logprobs are rounded to float32."""
+        message = common_pb2.TokenLogprobs(
+            token_logprobs=token_logprobs, num_top=num_top, top_ids=top_ids, top_logprobs=top_logprobs
+        )
+        return cls.seal(message)
+
+    @classmethod
+    def seal(cls, message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+        """Raises ValueError on one whose alternatives are not as many as it says."""
+        num_tokens, num_ids, num_values = len(message.token_logprobs), len(message.top_ids), len(message.top_logprobs)
+        if not num_ids == num_values == num_tokens * message.num_top:
+            raise ValueError(
+                f"logprobs of {num_tokens} tokens with {message.num_top} alternatives each have {num_ids} top_ids and "
+                f"{num_values} top_logprobs"
+            )
+        return cls(num_tokens, message.SerializeToString())
+
+    def unpacked(self) -> common_pb2.TokenLogprobs:
+        """The message."""
+        return common_pb2.TokenLogprobs.FromString(self.packed)
+
+    def cut(self, num_tokens: int) -> TokenLogprobs:
+        """Of the first `num_tokens` of them; of all where there are no more."""
+        if num_tokens >= self.num_tokens:
+            return self
+        message = self.unpacked()
+        del message.token_logprobs[num_tokens:]
+        del message.top_ids[num_tokens * message.num_top :]
+        del message.top_logprobs[num_tokens * message.num_top :]
+        return TokenLogprobs(num_tokens, message.SerializeToString())
+
+
+NO_LOGPROBS = TokenLogprobs()
