@@ -163,6 +163,9 @@ class _TargetStream(WorkerStream[TargetSession]):
         except ProposalFault as reason:
             fault = str(reason)
         header, committed_ids = _prefix(message)
+        expected_token_id = message.expected_token_id if message.HasField("expected_token_id") else None
+        if session.drops(header, expected_token_id):
+            return  # at once: the round that is asked for instead would wait behind it for a pass that is under way
         program = session.verify(
             header,
             committed_ids,
@@ -172,7 +175,7 @@ class _TargetStream(WorkerStream[TargetSession]):
             num_draft_tokens=message.num_draft_tokens,
             tree_parents=tuple(parent - 1 for parent in message.tree_parents),
             features_start=_features_start(message),
-            expected_token_id=message.expected_token_id if message.HasField("expected_token_id") else None,
+            expected_token_id=expected_token_id,
             tell_prompt=self._tell_prompt,
         )
         verdict = await self._run(program)

@@ -125,8 +125,7 @@ class TargetSession:
         started_ns = time.perf_counter_ns()
         self._own.check("verify", drafter, num_draft_tokens, tree_parents)
         self._sent.check("verify", features_start)
-        if expected_token_id is not None and not self._goes_on(header, expected_token_id):
-            self.counters.num_dropped_verifies += 1
+        if self.drops(header, expected_token_id):
             return None
         if self._is_stale(header):
             return None
@@ -148,6 +147,17 @@ class TargetSession:
         if proposal or not num_draft_tokens:
             return (yield from self._round(self._shorten(proposal), started_ns))
         return (yield from self._own_round(drafter, num_draft_tokens, tree_parents))
+
+    def drops(self, header: Header, expected_token_id: int | None) -> bool:
+        """Whether a pipelined verify, see `verify`, counts on another verdict than came before it; counted. Between
+        programs."""
+        log = self.log
+        if expected_token_id is None:
+            return False
+        if header == log.header and log.ids[-1] == expected_token_id and self.finish is Finish.NONE:
+            return False
+        self.counters.num_dropped_verifies += 1
+        return True
 
     def decode(
         self,
@@ -334,11 +344,6 @@ class TargetSession:
                 if proposal.token_ids[node] not in self.log.stopping.stop_token_ids:
                     goes_on.add(node)
         return proposal if len(kept) == len(proposal) else proposal.kept(kept)
-
-    def _goes_on(self, header: Header, token_id: int) -> bool:
-        """Whether this is what the verdict before has made of the log, and the stream goes on."""
-        log = self.log
-        return header == log.header and log.ids[-1] == token_id and self.finish is Finish.NONE
 
     def _is_stale(self, header: Header) -> bool:
         if header.epoch >= self.log.epoch:
