@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -52,7 +53,8 @@ class Peer:
         self._is_heartbeat = is_heartbeat
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._inbox: deque[Any] = deque()
+        self._changed = asyncio.Event()
         self._failure: OutriderError | None = None
         self._write_lock = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
@@ -92,23 +94,18 @@ class Peer:
 
     async def receive(self) -> Any:
         """The next message that is not a heartbeat. Safe to cancel."""
-        message = await self._inbox.get()
-        if message is None:
-            self._inbox.put_nowait(None)
-            assert self._failure is not None
-            raise self._failure
+        while (message := self.receive_now()) is None:
+            self._changed.clear()
+            await self._changed.wait()
         return message
 
     def receive_now(self) -> Any | None:
         """A message that is already there. Raises like `receive`."""
-        if self._inbox.empty():
-            return None
-        message = self._inbox.get_nowait()
-        if message is None:
-            self._inbox.put_nowait(None)
-            assert self._failure is not None
+        if self._inbox:
+            return self._inbox.popleft()
+        if self._failure is not None:
             raise self._failure
-        return message
+        return None
 
     def close(self) -> None:
         """Ends the stream; the worker frees its session. Waits for nothing, so that nothing can cut it short."""
@@ -124,11 +121,12 @@ class Peer:
                 content = self._read(message)
                 if self._is_heartbeat(content):
                     continue
-                if self._inbox.qsize() >= MAX_QUEUED:
+                if len(self._inbox) >= MAX_QUEUED:
                     self._fail(self._gone(f"sent {MAX_QUEUED} messages that nobody waits for", reason=FLOODED))
                     self._call.cancel()
                     return
-                self._inbox.put_nowait(content)
+                self._inbox.append(content)
+                self._changed.set()
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 raise grpc.aio.AioRpcError(
@@ -196,7 +194,7 @@ class Peer:
             self._failure = error
             self.was_asked = self.num_outstanding > 0
             self.unheard_s = asyncio.get_running_loop().time() - self._last_word_at
-            self._inbox.put_nowait(None)
+            self._changed.set()
 
     def _read_error(self, failure: grpc.aio.AioRpcError) -> OutriderError:
         """What the worker said; and which worker it was, and when to try again, where it could not say so itself.
