@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from outrider.sampling.noise import extend_hash, hash_ids
@@ -15,7 +16,7 @@ class Log:
         """`prompt_hash` spares hashing a long prompt again."""
         self.prompt_ids = tuple(prompt_ids)
         self.output_ids: list[int] = []
-        self._hashes = [hash_ids(self.prompt_ids) if prompt_hash is None else prompt_hash]
+        self._hashes = array("Q", [hash_ids(self.prompt_ids) if prompt_hash is None else prompt_hash])
 
     @property
     def length(self) -> int:
@@ -27,9 +28,11 @@ class Log:
         return self._hashes[0]
 
     def append(self, token_ids: Sequence[int]) -> None:
+        prefix_hash = self._hashes[-1]
         for token_id in token_ids:
-            self.output_ids.append(token_id)
-            self._hashes.append(extend_hash(self._hashes[-1], token_id))
+            prefix_hash = extend_hash(prefix_hash, token_id)
+            self._hashes.append(prefix_hash)
+        self.output_ids.extend(token_ids)
 
     def header(self, epoch: int, length: int | None = None) -> Header:
         """Of the whole log, or of its first `length` ids."""

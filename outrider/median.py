@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from statistics import median
 
 
@@ -10,16 +9,19 @@ class Median:
     """Of the last few values."""
 
     def __init__(self, size: int = 12) -> None:
-        self._values: deque[float] = deque(maxlen=size)
+        self._size = size
+        self._values: list[float] = []
         self._cached: float | None = None
 
     def add(self, value: float) -> None:
         self._values.append(value)
+        if len(self._values) > self._size:
+            del self._values[0]
         self._cached = None
 
     def scale(self, factor: float) -> None:
         """As if all values had been so many times what they were."""
-        self._values = deque((factor * value for value in self._values), maxlen=self._values.maxlen)
+        self._values = [factor * value for value in self._values]
         self._cached = None
 
     def __len__(self) -> int:

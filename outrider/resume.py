@@ -92,7 +92,8 @@ class Losses:
     ) -> None:
         self._policy = policy
         self._clock = clock
-        self._rng = rng or random.Random()
+        self._rng = rng
+        """None: not needed yet. Most texts know no loss."""
         self._num_losses = 0
         self._num_tries = 0
         self._since = 0.0
@@ -110,4 +111,5 @@ class Losses:
         self._num_losses += had_begun and error.reason != DRAINING
         if self._num_losses > self._policy.max_losses or self._clock() - self._since > self._policy.patience_s:
             raise error
+        self._rng = self._rng or random.Random()
         return self._policy.wait_s(self._num_tries, self._rng)

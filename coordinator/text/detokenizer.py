@@ -21,10 +21,9 @@ class Detokenizer:
     def __init__(self, codec: TextCodec, *, skip_special_tokens: bool = True) -> None:
         self._codec = codec
         self._skip = skip_special_tokens
+        # the window: these ids are decoded again; the first `_num_released` code points of that are released text: they
+        # give what follows its context (a decoder may strip the very first space)
         self._ids: list[int] = []
-        # ids from `_window_from` on are decoded again; the first `_num_released` code points of that are released text:
-        # they give what follows its context (a decoder may strip the very first space)
-        self._window_from = 0
         self._pending_from = 0
         self._num_released = 0
 
@@ -33,7 +32,7 @@ class Detokenizer:
             # gives no text, and what it separates stays together, as in decoding everything at once
             return ""
         self._ids.append(token_id)
-        text = self._decode(self._window_from)
+        text = self._decode(self._ids)
         certain = text.rstrip(_REPLACEMENT)
         num_pending = len(self._ids) - self._pending_from
         if len(certain) < len(text) and num_pending > _MAX_UNFINISHED_IDS:
@@ -41,8 +40,9 @@ class Detokenizer:
         released = certain[self._num_released :]
         self._num_released = max(self._num_released, len(certain))
         if len(certain) == len(text):
-            self._window_from, self._pending_from = self._pending_from, len(self._ids)
-            self._num_released = len(self._decode(self._window_from))
+            del self._ids[: self._pending_from]
+            self._pending_from = len(self._ids)
+            self._num_released = len(self._decode(self._ids))
         elif num_pending > _MAX_UNFINISHED_IDS:
             self._shorten_window(text)
         return released
@@ -52,7 +52,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text has ended: an unfinished code point becomes U+FFFD."""
-        text = self._decode(self._window_from)[self._num_released :]
+        text = self._decode(self._ids)[self._num_released :]
         self._num_released += len(text)
         return text
 
@@ -60,11 +60,12 @@ class Detokenizer:
         """Among invalid bytes: starts the window at the last unfinished code point, where decoding splits cleanly."""
         for size in range(1, 5):
             start = len(self._ids) - size
-            tail = self._decode(start)
-            if tail == _REPLACEMENT and self._decode(self._window_from, start) + tail == text:
-                self._window_from = self._pending_from = start
+            tail = self._decode(self._ids[start:])
+            if tail == _REPLACEMENT and self._decode(self._ids[:start]) + tail == text:
+                del self._ids[:start]
+                self._pending_from = 0
                 self._num_released = 0
                 return
 
-    def _decode(self, start: int, stop: int | None = None) -> str:
-        return self._codec.decode(self._ids[start:stop], skip_special_tokens=False)
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._codec.decode(token_ids, skip_special_tokens=False)

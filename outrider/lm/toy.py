@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator, Philox
 
 from outrider.errors import Internal, InvalidArgument
 from outrider.lm.interface import LAST_HIDDEN, LoadedModel, ModelDescription, PackedBatch, Segment
@@ -270,7 +271,7 @@ class ToyModel:
     def _normals(self, table: int, context: tuple[int, ...], count: int) -> np.ndarray:
         text = f"{self.spec.seed}/{table}/{self.spec.order}/{','.join(map(str, context))}"
         key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
-        return np.random.Generator(np.random.Philox(key=key)).standard_normal(count)
+        return Generator(Philox(key=key)).standard_normal(count)
 
     def _slots(self, block_table: Sequence[int], places: Sequence[int]) -> list[int]:
         size = self._block_size

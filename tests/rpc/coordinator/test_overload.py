@@ -100,7 +100,7 @@ async def test_ten_times_as_many_as_fit_are_let_in_or_refused_and_all_texts_are_
 
 async def test_a_stream_takes_little_memory() -> None:
     """Of Python's objects, all three services' and the client's together: streams that pause, their outboxes full of
-    logprobs, about half of it."""
+    logprobs."""
     num_streams, settings = scaled(200, at_least=60), {"emit_buffer_chunks": 8}
     async with (
         in_process_stack(TOY, coordinator=settings) as stack,
@@ -118,7 +118,7 @@ async def test_a_stream_takes_little_memory() -> None:
             num_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert num_bytes / num_streams < 400_000
+        assert num_bytes / num_streams < 200_000
 
 
 async def test_one_request_of_a_tenant_does_not_wait_for_a_hundred_of_another() -> None:
