@@ -42,7 +42,8 @@ class Page:
 
     @property
     def commands(self) -> list[list[str]]:
-        return [shlex.split(line, comments=True) for line in re.findall(r"^ {4}(\S.*)$", self.prose, re.M)]
+        lines = re.findall(r"^ {4}(\S.*)$", re.sub(r"\\\n\s*", "", self.prose), re.M)
+        return [shlex.split(line, comments=True) for line in lines]
 
     @property
     def words(self) -> list[str]:
