@@ -127,6 +127,7 @@ class Peer:
                     return
                 self._inbox.append(content)
                 self._changed.set()
+                del message, content  # the next may be long in coming
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 raise grpc.aio.AioRpcError(

@@ -229,14 +229,15 @@ class TargetLink:
         if not self._owes_prompt_logprobs:
             return timed
         self._owes_prompt_logprobs = False
+        whole, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         position = 1
-        for told in self._prompt_logprobs:
+        for told in whole:
             if told.first_position != position:
                 break
             position += told.num_tokens
         if position != len(self._log.prompt_ids):
             raise self._lost("left out logprobs of the prompt")
-        return dataclasses.replace(timed, prompt_logprobs=tuple(self._prompt_logprobs))
+        return dataclasses.replace(timed, prompt_logprobs=whole)
 
     async def _ready(self) -> None:
         """Waits until the worker stands where it was told to. One of an older version gives a token at once instead."""
@@ -259,7 +260,7 @@ class TargetLink:
             message, self._early = self._early or await self._peer.receive(), None
             if isinstance(message, wire.Lagging):
                 raise _Lags(message.header)
-            if isinstance(message, wire.SealedPromptLogprobs):
+            if isinstance(message, wire.SealedPromptLogprobs) and self._owes_prompt_logprobs:
                 self._prompt_logprobs.append(message)
             if isinstance(message, FeatureRows):
                 features.append(message)
