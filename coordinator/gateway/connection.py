@@ -7,6 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from coordinator.gateway.metrics import GatewayMetrics
+
 MIN_READ_BYTES = 65_536
 """Of an answer that waits, to be read in each pause: whoever reads less reads nothing."""
 
@@ -15,14 +17,18 @@ class PatientConnection(H11Protocol):
     """uvicorn's, which is cut off when its client pauses for `max_pause_s`: sends no whole head while no request of it
     runs, or reads nothing while an answer waits for it. What runs for it is told that it hung up."""
 
-    def __init__(self, *args: Any, max_pause_s: float, **options: Any) -> None:
+    def __init__(self, *args: Any, max_pause_s: float, metrics: GatewayMetrics, is_tls: bool, **options: Any) -> None:
         super().__init__(*args, **options)
         self._max_pause_s = max_pause_s
+        self._metrics = metrics
+        if is_tls:  # a handshake that fails makes no connection
+            metrics.on_handshake()
         self._unasked: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._metrics.on_connection()
         self._see_whether_asked()
 
     def connection_lost(self, exc: Exception | None) -> None:

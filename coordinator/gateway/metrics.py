@@ -54,6 +54,23 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._handshakes = Counter(
+            f"{PREFIX}tls_handshakes", "Connections to the TLS port, failed handshakes too.", registry=registry
+        )
+        self._connections = Counter(
+            f"{PREFIX}connections",
+            "Connections that may ask. With TLS, far fewer than handshakes: somebody speaks plaintext, or trusts "
+            "another authority.",
+            registry=registry,
+        )
+
+    def on_handshake(self) -> None:
+        """Somebody has connected to a port with TLS."""
+        self._handshakes.inc()
+
+    def on_connection(self) -> None:
+        """Its handshake, where there is one, has succeeded."""
+        self._connections.inc()
 
     def began(self, path: str) -> Count:
         """`path`: as the API calls it, never as a client wrote it."""

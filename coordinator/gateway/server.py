@@ -60,9 +60,15 @@ async def serve(
     with stop_on_signals(stop), _listening(settings) as listener:
         async with Client(settings.coordinators, tls=tls, metadata=told) as client:
             gateway = Gateway.over(client, settings)
+            connection = functools.partial(
+                PatientConnection,
+                max_pause_s=settings.max_client_pause_s,
+                metrics=gateway.metrics,
+                is_tls=context is not None,
+            )
             config = uvicorn.Config(
                 build_app(gateway),
-                http=functools.partial(PatientConnection, max_pause_s=settings.max_client_pause_s),  # type: ignore[arg-type]
+                http=connection,  # type: ignore[arg-type]
                 log_config=None,
                 access_log=False,
                 server_header=False,

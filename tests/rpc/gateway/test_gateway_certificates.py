@@ -8,6 +8,9 @@ import pytest
 from certificates import Authority, Pair
 from cryptography import x509
 from gateway_stack import gateway_before
+from ports import free_port
+from scraping import scrape, total
+from waiting import until
 
 from outrider.errors import InvalidArgument
 
@@ -53,6 +56,33 @@ async def test_a_certificate_that_is_exchanged_is_shown_to_the_next_connection(
         spoil(own.cert)
         assert await shown_by(gateway.address, authority, server_name) == second
         assert f"{own.cert}, {own.key} changed, but what was read before stays in force" in caplog.text
+
+
+async def test_who_does_not_finish_the_handshake_is_counted_and_not_served(tmp_path: Path) -> None:
+    """In plaintext, and whoever trusts another authority; then somebody who may ask."""
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    own, port = authority.certify("gateway"), free_port()
+
+    async def counts() -> tuple[float, float]:
+        samples = await scrape(port)
+        return total(samples, "tls_handshakes_total"), total(samples, "connections_total")
+
+    async with gateway_before("127.0.0.1:1", tls_cert=own.cert, tls_key=own.key, metrics_port=port) as gateway:
+        host, _, number = gateway.address.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"HTTP" not in await reader.read()
+        writer.close()
+        assert await counts() == (1, 0)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await shown_by(gateway.address, stranger)
+        assert await counts() == (2, 0)
+        await shown_by(gateway.address, authority)
+
+        async def is_counted() -> bool:
+            return await counts() == (3, 1)
+
+        await until(is_counted)
 
 
 async def test_a_key_may_be_in_the_certificates_file(tmp_path: Path) -> None:

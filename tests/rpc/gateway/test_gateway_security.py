@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 from certificates import Authority
-from gateway_stack import TARGET, chatty, front, gateway_before
+from gateway_stack import TARGET, chatty, front, gateway_before, metric
 from stack import in_process_stack, start
 
 from coordinator import server as coordinator_server
@@ -37,6 +37,7 @@ async def test_without_a_valid_key_nothing_is_served(tmp_path: Path) -> None:
         with pytest.raises(openai.AuthenticationError):
             await served.openai.completions.create(**ASKED, stream=True)
         assert (await served.http.post("/v1/completions", json=ASKED)).status_code == 401
+        assert await metric(served.http, "outrider_gateway_requests_total", path="/v1/completions", status="401") == 3
         assert (await served.http.get("/health")).status_code == 200
 
 

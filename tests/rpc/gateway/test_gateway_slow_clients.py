@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import uvicorn
 from gateway_stack import TARGET, Front, error_of, front, metric, small_send_buffers
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 from waiting import until
 
 from coordinator.gateway import body
 from coordinator.gateway.connection import PatientConnection
+from coordinator.gateway.metrics import GatewayMetrics
 
 COMPLETIONS = "/v1/completions"
 ASKED: dict[str, Any] = {"model": TARGET, "prompt": "abc", "max_tokens": 4}
@@ -140,7 +142,8 @@ async def test_whoever_reads_slowly_keeps_the_connection() -> None:
     config = uvicorn.Config(Starlette(), lifespan="off", log_config=None)
     config.load()
     transport = Unread(300_000, 230_000, 100_000, 34_500)
-    connection = PatientConnection(config=config, server_state=ServerState(), app_state={}, max_pause_s=0.01)
+    own: dict[str, Any] = {"max_pause_s": 0.01, "metrics": GatewayMetrics(CollectorRegistry()), "is_tls": False}
+    connection = PatientConnection(config=config, server_state=ServerState(), app_state={}, **own)
     connection.connection_made(transport)  # type: ignore[arg-type]
     connection.pause_writing()
     await until(lambda: transport.is_aborted)
