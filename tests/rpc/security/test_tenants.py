@@ -61,8 +61,10 @@ SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 
 
 @asynccontextmanager
-async def with_tokens(files: Files, *models: str, **coordinator: Any) -> AsyncIterator[Stack]:
-    async with in_process_stack(*models, coordinator={**files.settings, **coordinator}) as stack:
+async def with_tokens(
+    files: Files, *models: str, workers: dict[str, Any] | None = None, **coordinator: Any
+) -> AsyncIterator[Stack]:
+    async with in_process_stack(*models, coordinator={**files.settings, **coordinator}, **(workers or {})) as stack:
         yield stack
 
 
@@ -142,13 +144,23 @@ async def test_workers_serve_and_register_with_the_fleets_token_only(files: File
 
 
 async def test_a_tenant_sees_nothing_of_another(files: Files) -> None:
-    """Not its rounds, and not even by the time that a text takes: no cache has anything for it."""
-    prompt = [1 + i % 15 for i in range(64)]
-    async with with_tokens(files) as stack, client(stack, A) as a, client(stack, B) as b:
+    """Not its rounds, and not even by the time that a text takes: no cache of either worker has anything for it."""
+    prompt, ports = [1 + i % 15 for i in range(64)], [free_port(), free_port()]
+    workers = {
+        role: {"metrics_port": port} for role, port in zip(("draft_worker", "target_worker"), ports, strict=True)
+    }
+
+    async def hits() -> list[float]:
+        return [total(await scrape(port), "prefix_cache_hits_total") for port in ports]
+
+    async with with_tokens(files, workers=workers) as stack, client(stack, A) as a, client(stack, B) as b:
         first = await a.complete(prompt, request_id="theirs", **REQUEST)
         assert first.usage.cached_tokens == 0
         assert (await a.complete(prompt, **REQUEST)).usage.cached_tokens > 0, "inconclusive: nothing is cached"
+        while not all(own := await hits()):  # a text may be there before a draft worker is
+            await a.complete(prompt, **REQUEST)
         assert (await b.complete(prompt, **REQUEST)).usage.cached_tokens == 0
+        assert await hits() == own
         assert await a.trace("theirs")
         with pytest.raises(NotFound):
             await b.trace("theirs")
