@@ -69,14 +69,22 @@ def table_pair(vocab_size: int, seed: int, *, spread: float = 1.5, num_zeros: in
 
 
 def joint_law(
-    target: TableModel, params: SamplingParams, num_tokens: int, *, prompt: Sequence[int] = PROMPT
+    target: TableModel,
+    params: SamplingParams,
+    num_tokens: int,
+    *,
+    prompt: Sequence[int] = PROMPT,
+    begin: Callable[[Sequence[int]], History] = History,
 ) -> dict[tuple[int, ...], float]:
-    """P(first tokens) of plain sampling, by enumeration; texts with probability 0 are left out."""
+    """P(first tokens) of plain sampling, by enumeration; texts with probability 0 are left out. begin: of a prompt."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(num_tokens):
         longer = {}
         for text, probability in law.items():
-            p = distribution(target.row([*prompt, *text]), params, NO_STOP, History(prompt, text))
+            history = begin(prompt)
+            for token_id in text:
+                history.push(token_id)
+            p = distribution(target.row([*prompt, *text]), params, NO_STOP, history)
             longer.update({(*text, x): probability * float(p[x]) for x in np.nonzero(p)[0].tolist()})
         law = longer
     return law
@@ -118,6 +126,7 @@ def adaptive_gamma(soft_acceptances: bytes) -> int:
 class RoundLoop:
     """A draft and a target session in one: propose, verify, commit, round after round, over the shipped functions.
 
+    begin: the history of a prompt.
     one_hot_every: every so many-th absolute position is drafted as the draft's argmax with q = one-hot (0: never).
     extend: how a prefix hash grows; a fault can be put here.
     """
@@ -126,6 +135,7 @@ class RoundLoop:
     draft: TableModel
     params: SamplingParams
     gamma: GammaPolicy
+    begin: Callable[[Sequence[int]], History] = History
     one_hot_every: int = 0
     max_entries: int = 64
     extend: Callable[[int, int], int] = extend_hash
@@ -135,7 +145,7 @@ class RoundLoop:
 
     def text(self, noise: Noise, num_tokens: int, *, prompt: Sequence[int] = PROMPT) -> tuple[int, ...]:
         """The first `num_tokens` sampled tokens."""
-        committed, history = list(prompt), History(prompt)
+        committed, history = list(prompt), self.begin(prompt)
         prefix_hash = functools.reduce(self.extend, prompt, hash_ids(()))
         soft_acceptances = b""
         while history.num_output_tokens < num_tokens:
