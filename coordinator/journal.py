@@ -40,8 +40,6 @@ class Entry:
         self.fields: dict[str, Any] = {}
         self._finish_reasons: list[str] = []
         self._streams: Sequence[Stream] = ()
-        self.ended_at = 0.0
-        """When the last text that has ended did, in `time.perf_counter`; 0: none has."""
 
     @property
     def is_complete(self) -> bool:
@@ -65,7 +63,6 @@ class Entry:
         """What its client gets."""
         if isinstance(event, Complete):
             self._finish_reasons.append(event.finish_reason)
-            self.ended_at = time.perf_counter()
             if event.index == 0:
                 speculation = event.speculation
                 self.fields |= {
@@ -117,8 +114,8 @@ class Journal:
                 extra={FIELDS: fields},
             )
             if recording is not None:
-                if entry.ended_at:
-                    recording.add(Part(DELIVER, _epoch_ns(entry.ended_at), time.time_ns()))
+                if recording.children_ended_ns:
+                    recording.add(Part(DELIVER, recording.children_ended_ns, time.time_ns()))
                 attributes = {f"outrider.{name}": value for name, value in fields.items()}
                 recording.end({"outrider.request_id": request_id, **attributes}, "" if status == OK else status)
 

@@ -47,10 +47,13 @@ class Part(NamedTuple):
 class Recording:
     """A span that has begun, and what happened within it."""
 
-    def __init__(self, tracing: OtlpTracing, span: Any, start_ns: int) -> None:
+    def __init__(self, tracing: OtlpTracing, span: Any, start_ns: int, parent: Recording | None = None) -> None:
         self.start_ns = start_ns
+        self.children_ended_ns = 0
+        """When the last of those within it that have ended did; 0: none has."""
         self._tracing = tracing
         self._span = span
+        self._parent = parent
         self._parts: list[Part] = []
         self._num_left_out = 0
         found = span.get_span_context()
@@ -58,7 +61,8 @@ class Recording:
 
     def child(self, name: str, start_ns: int) -> Recording:
         """A span within this one, that others can hang on."""
-        return Recording(self._tracing, self._tracing.start_span(name, self.context, "internal", start_ns), start_ns)
+        span = self._tracing.start_span(name, self.context, "internal", start_ns)
+        return Recording(self._tracing, span, start_ns, self)
 
     def add(self, part: Part) -> None:
         """Something that is over."""
@@ -72,7 +76,10 @@ class Recording:
         ended = {**(attributes or {})}
         if self._num_left_out:
             ended["outrider.num_parts_left_out"] = self._num_left_out
-        self._tracing.finish(self._span, self._parts, ended, error, time.time_ns() if end_ns is None else end_ns)
+        end_ns = time.time_ns() if end_ns is None else end_ns
+        if self._parent is not None:
+            self._parent.children_ended_ns = max(self._parent.children_ended_ns, end_ns)
+        self._tracing.finish(self._span, self._parts, ended, error, end_ns)
 
 
 class Tracing:
