@@ -212,7 +212,10 @@ class Server:
                     request = parse(request_type, data)
                     async with contextlib.aclosing(implementation()(request, context)) as responses:
                         async for response in responses:
-                            await context.write(response)
+                            try:
+                                await context.write(response)
+                            except grpc.aio.InternalError:
+                                return  # it could not go out: the caller is gone, and gRPC has not said so yet
             finally:
                 self._num_streams -= 1
                 if not self._num_streams:

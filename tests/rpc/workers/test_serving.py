@@ -87,6 +87,32 @@ async def test_a_bug_is_internal_without_its_trace(caplog):
     assert "a secret path" in caplog.text
 
 
+async def test_a_caller_that_left_before_a_message_could_go_out_is_no_bug(caplog):
+    """As of a process that was killed while its answer waited for it; when gRPC notices is its own affair."""
+    closed = []
+
+    class Answering:
+        async def Session(self, requests, context):
+            try:
+                yield target_pb2.TargetServiceSessionResponse()
+            finally:
+                closed.append(True)
+
+    class Gone:
+        invocation_metadata = staticmethod(tuple)
+        peer = staticmethod(str)
+
+        async def write(self, message):
+            raise grpc.aio.InternalError("Failed to send")
+
+    service = target_pb2.DESCRIPTOR.services_by_name["TargetService"]
+    async with running_server(ServerSettings(port=0), [service]) as server:
+        await server.open({service.full_name: Answering()})
+        await server._handler(service.methods_by_name["Session"]).stream_stream(None, Gone())
+    assert closed
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_broken_connection_is_unavailable():
     async with open_channel("127.0.0.1:1") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
