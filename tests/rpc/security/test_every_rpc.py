@@ -6,10 +6,12 @@ Messages are drawn from the descriptors, with values at the edges of their kinds
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -151,9 +153,9 @@ async def status(channel: grpc.aio.Channel, method: MethodDescriptor, sent: list
 
 
 def test_all_services_are_here() -> None:
-    assert {name.rpartition(".")[2] for name in SERVICES} == {
-        "GenerationService", "FleetService", "WorkerService", "DraftService", "TargetService",
-    }  # fmt: skip
+    protos = (Path(__file__).parents[3] / "protos/outrider/v1").glob("*.proto")
+    told = {name for path in protos for name in re.findall(r"(?m)^service (\w+)", path.read_text(encoding="utf-8"))}
+    assert {name.rpartition(".")[2] for name in SERVICES} == told
     assert all(service.methods for service in SERVICES.values())
 
 

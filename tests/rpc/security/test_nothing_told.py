@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ports import free_port
 
@@ -34,6 +35,18 @@ WITH_MARKER: tuple[dict[str, Any], ...] = (
     {"timeout_s": 0.001},
 )
 """Good and bad ones."""
+JSON = {"content-type": "application/json"}
+OVER_HTTP: tuple[dict[str, Any], ...] = (
+    {"prompt": f"{MARKER}!!", "max_tokens": 48, "logprobs": 2},
+    {"prompt": f"{MARKER}!!", "max_tokens": 48, "stream": True, "report_steps": True},
+    {"prompt": f"{MARKER}!!", "response_format": {"type": MARKER}},
+    {"prompt": f"{MARKER}!!", MARKER: MARKER},
+    {"prompt": f"{MARKER}!!", "stop": [MARKER, 1]},
+    {"prompt": f"{MARKER}!!", "model": MARKER},
+    {"prompt": f"{MARKER} has spaces"},
+    {"messages": [{"role": "user", "content": MARKER}]},
+)
+"""Of each kind too; the last one is no request of the path that it goes to."""
 
 
 async def scraped(port: int) -> str:
@@ -57,7 +70,7 @@ async def test_prompts_texts_and_tokens_are_in_no_log_and_no_metric(
         TOY, f"{TOY},agreement=0.8", shared={"log_level": "debug", "log_format": log_format},
         coordinator={"tokens_file": str(tmp_path / "tokens"), "metrics_port": ports[0]},
         target_worker={"metrics_port": ports[1]}, draft_worker={"metrics_port": ports[2]},
-        on_line=lambda role, line: told.append(line),
+        gateway={}, on_line=lambda role, line: told.append(line),
     ) as stack:  # fmt: skip
         async with Client(stack.address, token=token, resume=None) as client:
             num_refused = 0
@@ -72,6 +85,16 @@ async def test_prompts_texts_and_tokens_are_in_no_log_and_no_metric(
         async with Client(stack.address, token=MARKER, resume=None) as client:
             with pytest.raises(OutriderError):
                 await client.server_info()
+        url = f"http://{stack.processes['gateway'].address}"
+        async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=60) as http:
+            answers = [await http.post("/v1/completions", json=asked) for asked in OVER_HTTP]
+            assert [one.status_code for one in answers] == [200, 200, 400, 400, 400, 404, 400, 400]
+            texts.append(answers[0].json()["choices"][0]["text"])
+            torn = await http.post(f"/v1/completions?{MARKER}", content=f'{{"prompt": "{MARKER}', headers=JSON)
+            stranger = await http.post("/v1/completions", json=OVER_HTTP[0], headers={"authorization": MARKER})
+            assert (torn.status_code, stranger.status_code) == (400, 401)
+            assert (await http.get(f"/v1/{MARKER}")).status_code == 404
+            told.append((await http.get("/metrics")).text)
         for port in ports:
             told.append(await scraped(port))
     assert num_refused >= 4, "inconclusive: too few went wrong"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import os
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +51,28 @@ def test_a_token_is_its_tenants_and_its_hash_gives_nothing_away(tmp_path: Path) 
     for wrong in (one[:-1], one + "x", "", "€", line.split()[0]):
         with pytest.raises(Unauthenticated, match="not known"):
             tokens.tenant(wrong)
+
+
+def test_a_check_takes_as_many_comparisons_whichever_token_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them of constant time: the first, the last and a wrong one are told apart by no clock."""
+    shown = [new_token() for _ in range(4)]
+    tenants = TenantTokens(written(tmp_path / "tokens", "\n".join(line_for(token, "a") for token in shown)))
+    fleet = FleetTokens(written(tmp_path / "fleet", "\n".join(shown)))
+    compared: list[object] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return hmac.compare_digest(one, other)
+
+    monkeypatch.setattr("outrider.serving.tokens.hmac", SimpleNamespace(compare_digest=compare))
+    for check in (tenants.tenant, fleet.check):
+        for token in (shown[0], shown[-1], new_token()):
+            compared.clear()
+            with nullcontext() if token in shown else pytest.raises(Unauthenticated):
+                check(token)
+            assert len(compared) == len(shown)
 
 
 def test_tokens_are_exchanged_one_after_the_other(tmp_path: Path) -> None:
