@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from conftest import SCALE
 from pages import read_pages
@@ -29,8 +30,10 @@ ALONE = ("plan", "token")
 PROCESSES = ("bench", "doctor", "verify")
 """They run by themselves; those that start services do at full counts alone, since each takes ten seconds of a core."""
 DEAR = ("bench", "verify")
-SERVICES = ("up", "coordinator", "draft-worker", "target-worker", "gateway")
-"""They run until they are stopped: tests/unit/test_pages.py has them read their arguments, other tests start them."""
+SERVICES = ("coordinator", "draft-worker", "target-worker", "gateway")
+"""They run until they are stopped."""
+TOGETHER = ("up",)
+"""Services together: tests/unit/test_pages.py has it read its arguments, other tests start it."""
 COMMANDS = sorted({tuple(words[1:]) for page in read_pages() for words in page.commands})
 
 
@@ -60,7 +63,7 @@ async def metric_names(port: int) -> set[str]:
 
 
 def test_every_command_is_of_a_kind_that_is_checked() -> None:
-    assert {words[0] for words in COMMANDS} == {*CALLS, *ALONE, *PROCESSES, *SERVICES}
+    assert {words[0] for words in COMMANDS} == {*CALLS, *ALONE, *PROCESSES, *SERVICES, *TOGETHER}
 
 
 async def test_calls_metrics_and_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +100,17 @@ async def test_commands_that_need_no_services(words: tuple[str, ...], tmp_path: 
     assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
     if words[0] == "verify":
         assert "LOSSLESS" in out.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", of(*SERVICES), ids=" ".join)
+async def test_services_start_as_printed(words: tuple[str, ...]) -> None:
+    """At another port: the printed one may be taken. Those of a real model at full counts alone."""
+    role, *flags = words
+    if SCALE < 1 and any(word.startswith("smollm2") for word in words):
+        pytest.skip("at full counts: make check")
+    child = await forked.start(role, [*flags, "--port=0"])
+    try:
+        await child.wait_ready(240)
+    finally:
+        await child.stop(10)
