@@ -5,6 +5,7 @@ What is lost of the latter two, or never came, is asked for again and costs draf
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -49,6 +50,7 @@ class HeadSession:
         self.log = SessionLog(opening, vocab_size=model.vocab_size, grammars=grammars)
         self.counters = counters or SessionCounters()
         self.closed = False
+        self.entry_us = 0
         self._name = name
         self._model = model
         self._memory = memory
@@ -118,7 +120,7 @@ class HeadSession:
             return Proposal(drafter=self._name)
         proposal = yield from proposed(self._make_drafter().propose(num_useful), self._name)
         self._settle()
-        return proposal
+        return dataclasses.replace(proposal, queue_us=self.entry_us + proposal.queue_us)
 
     def evict(self) -> None:
         """Loses all states that came and all that was made of them."""

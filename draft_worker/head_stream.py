@@ -53,10 +53,9 @@ class HeadStream(WorkerStream[HeadSession]):
         if message.features:
             await self._take(FeatureRows(message.features_start, message.features))
         session, header = self._opened(), convert.header_from_pb(message.header)
-        with self._stream.working():
-            proposal = await self._worker.engine.run(
-                session.advance(header, list(message.committed_ids), message.num_draft_tokens, message.drafter)
-            )
+        proposal = await self._run(
+            session.advance(header, list(message.committed_ids), message.num_draft_tokens, message.drafter)
+        )
         self._trace.proposed(proposal)
         if proposal is not None:
             self._stream.send(proposed(header, proposal, session.features_end))

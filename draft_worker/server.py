@@ -177,7 +177,7 @@ class _DraftStream(WorkerStream[DraftSession]):
                 Judged(message.judged_prefix_hash, message.soft_acceptances),
             )
             self._prepare_telling(session, header, message)
-            proposal = await self._engine.run(program)
+            proposal = await self._run(program)
         self._trace.proposed(proposal)
         if proposal is not None and not message.has_proposal:
             untold = _after(proposal, session.stop.num_told)
@@ -196,9 +196,7 @@ class _DraftStream(WorkerStream[DraftSession]):
             return
         soon = asyncio.get_running_loop().call_soon_threadsafe
         if message.tell_drafts:
-            stop.tells = lambda draft: soon(
-                self._send_drawn, header, dataclasses.replace(draft, catch_up_us=session.catch_up_us)
-            )
+            stop.tells = lambda draft: soon(self._send_drawn, header, session.asked_for(draft))
         else:
             stop.begun = partial(soon, self._stream.send, begun(header))
 

@@ -73,8 +73,8 @@ class DraftSession:
         self._chain: Proposal | None = None
         """What is verified on top of the log, where it is a chain of the model drafter."""
         self._max_ahead_branches = max_ahead_branches if translator is None else 0
-        self.catch_up_us = 0
-        """Of the message at hand: see `Proposal`."""
+        self.entry_us = self.catch_up_us = 0
+        """Of the message at hand: the latter see `Proposal`."""
         self.ahead = DraftAhead(self.log, opening.max_q_entries, self.counters, MODEL)
 
     @property
@@ -148,15 +148,17 @@ class DraftSession:
             num_ingested_tokens = yield from self._catch_up(chosen)
             branch = yield from proposed(chosen.propose(num_draft_tokens), chosen.name)
             branch = dataclasses.replace(
-                branch,
-                num_ingested_tokens=branch.num_ingested_tokens + num_ingested_tokens,
-                catch_up_us=self.catch_up_us,
+                self.asked_for(branch), num_ingested_tokens=branch.num_ingested_tokens + num_ingested_tokens
             )
             if chosen.name != MODEL:
                 return branch
             self.ahead.drafted(branch)
         self._chain = branch
         return branch
+
+    def asked_for(self, drafted: Proposal) -> Proposal:
+        """What the drafter made for the message at hand, with what that waited for beside the drafter."""
+        return dataclasses.replace(drafted, queue_us=self.entry_us + drafted.queue_us, catch_up_us=self.catch_up_us)
 
     def _catch_up(self, drafter: Drafter) -> Program[int]:
         """Tokens computed."""

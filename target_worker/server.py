@@ -145,7 +145,7 @@ class _TargetStream(WorkerStream[TargetSession]):
             )
             self._session = session
             if not opening.deferred:
-                self._send_verdict(await self._engine.run(session.open(self._tell_prompt)))
+                self._send_verdict(await self._run(session.open(self._tell_prompt)))
             elif opening.num_suspect_tokens:
                 await self._turn.take(opening.num_suspect_tokens)
                 self._send_ready(session.log.header)
@@ -211,8 +211,7 @@ class _TargetStream(WorkerStream[TargetSession]):
 
     async def _run(self, program: Program[T]) -> T:
         self._turn.used()
-        with self._stream.working():
-            return await self._engine.run(program)
+        return await super()._run(program)
 
     def _send_decoded(self, session: TargetSession, verdict: Verdict) -> None:
         self._send_verdict(verdict)

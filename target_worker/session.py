@@ -60,6 +60,7 @@ class TargetSession:
         )
         self.log = SessionLog(opening, vocab_size=vocab_size, context_length=context_length, grammars=grammars)
         self.finish = Finish.NONE
+        self.entry_us = 0
         self.counters = counters or SessionCounters()
         self._max_draft_tokens = opening.max_draft_tokens
         self._own = OwnDrafts(drafters, self.log, opening.max_draft_tokens, self.counters)
@@ -291,6 +292,7 @@ class TargetSession:
         if self._num_top is not None:
             told_logprobs = logprobs(path_rows, committed_ids, self._num_top)
         worked_us = (time.perf_counter_ns() - started_ns) // 1000
+        entry_us, self.entry_us = self.entry_us, 0
         self._last = Verdict(
             header=header,
             committed_ids=committed_ids,
@@ -302,7 +304,7 @@ class TargetSession:
             matched_stop_token_id=committed_ids[-1] if self.finish is Finish.STOP else None,
             logprobs=told_logprobs,
             proposal_fault=fault,
-            queue_us=result.queue_us,
+            queue_us=entry_us + result.queue_us,
             compute_us=result.compute_us,
             sampling_us=max(0, worked_us - result.queue_us - result.compute_us),
             num_batch_rows=result.num_batch_rows,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidArgument
+from outrider.lm.interface import Program, T
 from outrider.serving.engine_watch import refuse_if_broken
 from outrider.serving.messages import Header, Opening, OutOfStep
 from outrider.serving.session_log import SessionLog
@@ -24,9 +26,11 @@ BUILDERS = ThreadPoolExecutor(2, "session-builder")
 
 
 class Session(Protocol):
-    """Of one epoch."""
+    """Of one epoch. `entry_us`: what the message at hand waited for its program to begin: a part of the queue that
+    the session cannot know of, and tells with its answer."""
 
     log: SessionLog
+    entry_us: int
 
 
 S = TypeVar("S", bound=Session)
@@ -82,6 +86,17 @@ class WorkerStream(ABC, Generic[S]):
     async def _made(self, make: Callable[[], S], opening: Opening) -> S:
         is_long = len(opening.prompt_ids) > LONG_PROMPT_TOKENS or opening.sampling.grammar is not None
         return await asyncio.get_running_loop().run_in_executor(BUILDERS, make) if is_long else make()
+
+    async def _run(self, program: Program[T]) -> T:
+        """Of the session, on the engine, which begins a program between two passes only: the wait is `entry_us`."""
+        session, asked_ns = self._opened(), time.perf_counter_ns()
+
+        def entered() -> Program[T]:
+            session.entry_us = (time.perf_counter_ns() - asked_ns) // 1000
+            return (yield from program)
+
+        with self._stream.working():
+            return await self._worker.engine.run(entered())
 
     def _opened(self) -> S:
         if self._session is None:
