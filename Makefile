@@ -41,11 +41,14 @@ demo-ray: setup  ## the same services placed by a local Ray, one of them killed 
 PROCESSES ?= 3
 PARALLEL = $(if $(filter-out 0,$(PROCESSES)),--numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder)
 
+# Images often tell Python to keep no bytecode; here every process and each of the many children would compile anew.
+KEPT := PYTHONDONTWRITEBYTECODE=
+
 test: setup  ## the whole suite, random counts at a tenth
-	OUTRIDER_TEST_SCALE=0.1 $(BIN)/python -m pytest $(PARALLEL)
+	$(KEPT) OUTRIDER_TEST_SCALE=0.1 $(BIN)/python -m pytest $(PARALLEL)
 
 check: setup  ## the whole suite at full counts; last line is one JSON object
-	OUTRIDER_TEST_SCALE=1 $(BIN)/python tests/check.py $(PARALLEL)
+	$(KEPT) OUTRIDER_TEST_SCALE=1 $(BIN)/python tests/check.py $(PARALLEL)
 
 lint: setup  ## ruff, mypy, buf; the wire against its baseline; what is known against pinned packages
 	$(BIN)/ruff check .
