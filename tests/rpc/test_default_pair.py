@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import scaled
 from stack import in_process_stack
 
 import outrider
@@ -37,7 +38,7 @@ async def test_greedy_and_coupled_text_is_plain_text() -> None:
             num_drafted = num_accepted = 0
             for prompt in PROMPTS:
                 for options in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 5}):
-                    asked = {"max_tokens": 40, **options}
+                    asked = {"max_tokens": scaled(40, at_least=16), **options}
                     plain = await client.complete(prompt, num_speculative_tokens=0, **asked)
                     fixed = [{"drafter": drafter, "num_speculative_tokens": 3} for drafter in (name, trees)]
                     for more in (*fixed, {"drafter": name}, {}):
@@ -66,7 +67,7 @@ async def test_another_models_head_is_refused_at_start(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_the_demo_shows_it() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "outrider.cli", "demo", "--max-tokens=16",
+        sys.executable, "-m", "outrider.cli", "demo", f"--max-tokens={scaled(64, at_least=8)}",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await asyncio.wait_for(process.communicate(), 280)
