@@ -35,7 +35,7 @@ async def test_smollm_greedy_text_is_the_same_for_every_gamma(smollm):
     prompts = [[{"role": "user", "content": p}] for p in read_prompts()[: scaled(20, at_least=2)]]
     stack = in_process_stack(smollm(), smollm(), worker={"kv_cache_bytes": 1 << 30})
     async with stack as services, outrider.Client(services.address) as client:
-        common = {"temperature": 0.0, "max_tokens": 24, "repetition_penalty": 1.0}
+        common = {"temperature": 0.0, "max_tokens": scaled(24, at_least=18), "repetition_penalty": 1.0}
         plain, drafted = await texts(client, prompts, num_speculative_tokens=0, **common)
         assert drafted == 0
         for gamma in GAMMAS:
@@ -51,7 +51,7 @@ async def test_smollm_coupled_text_depends_on_the_seed_alone(smollm):
     prompts = ["The three largest rivers are", "def fibonacci(n):"][: scaled(20, at_least=2)]
     stack = in_process_stack(smollm(), smollm(), worker={"kv_cache_bytes": 1 << 30})
     async with stack as services, outrider.Client(services.address) as client:
-        common = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "max_tokens": 20}
+        common = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "max_tokens": scaled(20, at_least=14)}
         plain, _ = await texts(client, prompts, num_speculative_tokens=0, **common)
         for gamma, drafter in ((2, "model"), (5, "model"), (4, "lookup"), (None, "auto")):
             speculative, drafted = await texts(client, prompts, drafter=drafter, **options(gamma), **common)
@@ -67,7 +67,7 @@ async def test_self_draft_is_accepted_whole(smollm):
         answer = await client.complete(
             "Once upon a time",
             temperature=0.0,
-            max_tokens=40,
+            max_tokens=scaled(40, at_least=20),
             num_speculative_tokens=4,
             drafter="model",
             ignore_eos=True,
