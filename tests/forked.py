@@ -1,7 +1,8 @@
 """Services as processes of their own that start within milliseconds: forked from one that has imported everything.
 
 Each is as real as one from the command line and is told the same flags: its own memory, connections and pid, to be
-killed, stopped and continued. `start` stands for `Child.start`, and gives the same `Child`.
+killed, stopped and continued. `start` stands for `Child.start`, and gives the same `Child`; `outrider` runs any other
+command, and what that starts is forked too.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ class ForkedProcess:
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
+    async def output(self) -> tuple[str, str]:
+        """All of stdout and stderr. It is killed where nobody waits for them any longer."""
+        try:
+            output, errors = await asyncio.gather(self.stdout.read(), self.stderr.read())
+            await self.wait()
+        finally:
+            if self.returncode is None:
+                os.kill(self.pid, signal.SIGKILL)
+                await self.wait()
+        return output.decode(), errors.decode()
+
     async def _wait(self, fate: asyncio.StreamReader) -> int:
         line = await fate.readline()
         self.returncode = int(line) if line else -signal.SIGKILL  # the parent of all is gone, and so are they
@@ -55,15 +67,27 @@ class ForkedProcess:
 
 async def start(role: str, flags: Sequence[str], on_line: OnLine | None = None) -> Child:
     """Starts `outrider <role> <flags>`."""
+    process: Any = await _fork([role, *flags, "--exit-with-stdin"])
+    return Child(role, process, on_line)
+
+
+async def outrider(*args: str) -> tuple[int | None, str, str]:
+    """Runs `outrider <args>` to its end, with nothing on its stdin: (exit code, stdout, stderr)."""
+    process = await _fork(args, forks=True)
+    output, errors = await asyncio.wait_for(process.output(), 240)
+    return process.returncode, output, errors
+
+
+async def _fork(argv: Sequence[str], *, forks: bool = False) -> ForkedProcess:
+    """forks: so do the services that it starts. It must end before this process does."""
     theirs, ours = zip(*(os.pipe() if number == 0 else os.pipe()[::-1] for number in range(4)), strict=True)
-    request = json.dumps({"argv": [role, *flags, "--exit-with-stdin"], "environ": dict(os.environ)}).encode()
-    socket.send_fds(_parent(), [request], theirs)
+    request = json.dumps({"argv": argv, "environ": dict(os.environ)}).encode()
+    socket.send_fds(_parent(), [request], [*theirs, _parent().fileno()] if forks else theirs)
     for number in theirs:
         os.close(number)
     stdout, stderr, fate = [await _reader(number) for number in ours[1:]]
     pid = int(await fate.readline())
-    process: Any = ForkedProcess(pid, ours[0], (stdout, stderr), fate)
-    return Child(role, process, on_line)
+    return ForkedProcess(pid, ours[0], (stdout, stderr), fate)
 
 
 async def _reader(number: int) -> asyncio.StreamReader:
@@ -79,7 +103,7 @@ def _parent() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, str(Path(__file__)), str(theirs.fileno())]
-        same_code = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        same_code = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb"}  # no colours for a pipe
         process = Popen(command, pass_fds=[theirs.fileno()], env=same_code)
     atexit.register(process.wait)
     atexit.register(ours.close)
@@ -106,7 +130,7 @@ def main() -> None:
 
     signal.signal(signal.SIGCHLD, bury)
     while True:
-        message, numbers, *_ = socket.recv_fds(requests, LONGEST_LINE, 4)
+        message, numbers, *_ = socket.recv_fds(requests, LONGEST_LINE, 5)
         if not message:
             return
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -118,17 +142,25 @@ def main() -> None:
             for fate in fates.values():
                 os.close(fate)
             _become(app, numbers, **json.loads(message))
-        for number in numbers[:3]:
+        for number in (*numbers[:3], *numbers[4:]):
             os.close(number)
         fates[pid] = numbers[3]
         os.write(numbers[3], f"{pid}\n".encode())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
 
+def _fork_from(parent: socket.socket) -> None:
+    """Services that this process starts come from there."""
+    globals()["_parent"] = lambda: parent
+    Child.start = start  # type: ignore[method-assign, assignment]
+
+
 def _become(app: Any, numbers: Sequence[int], argv: list[str], environ: dict[str, str]) -> None:
     code: Any = 1
     try:
         os.setsid()
+        if numbers[4:]:
+            _fork_from(socket.socket(fileno=os.dup(numbers[4])))
         for number, standard in zip(numbers, range(3), strict=False):
             os.dup2(number, standard)
         for number in numbers:

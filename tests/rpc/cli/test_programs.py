@@ -1,4 +1,4 @@
-"""verify, bench, demo, generate and chat as users run them: their output, last line and exit code."""
+"""verify, bench, demo, generate and chat as processes of their own: their output, last line and exit code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from conftest import scaled
 from fake_generation import FakeGeneration, serving
+from forked import outrider
 from test_client import forever
 from test_stack import DRAFT, TARGET, command, read_until
 
@@ -22,13 +23,6 @@ from outrider.cli.stack import local_stack
 from outrider.errors import Internal
 
 PAIR = [f"--target={TARGET}", f"--draft={DRAFT}"]
-
-
-async def outrider(*args: str) -> tuple[int | None, str, str]:
-    """(exit code, stdout, stderr)."""
-    async with command(*args) as process:
-        output, errors = await asyncio.wait_for(process.communicate(), 240)
-        return process.returncode, output.decode(), errors.decode()
 
 
 @dataclass(frozen=True)
