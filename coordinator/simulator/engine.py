@@ -108,7 +108,6 @@ class Engine:
         """cost: what a pass takes, asked for anew each time. jitter: passes take that share more or less, at most."""
         self.name = ""
         self.num_passes = 0
-        self.busy_ms = 0.0
         self.num_held = 0
         """Sequences that wait or compute."""
         self._clock = clock
@@ -119,10 +118,16 @@ class Engine:
         self._max_rows = max_rows
         self._waiting: deque[Work] = deque()
         self._ending: dict[int, list[Work]] = {}
+        self._busy_ms = self._ends_at = 0.0
         self._rows = self._context = self._sequences = 0
         self._num_rows = 0
         """Of all passes."""
         device.engines.append(self)
+
+    @property
+    def busy_ms(self) -> float:
+        """So far: of a pass under way what has gone by."""
+        return self._busy_ms - max(0.0, self._ends_at - self._clock.now)
 
     def submit(self, work: Work) -> None:
         work.arrived = self._clock.now
@@ -148,7 +153,8 @@ class Engine:
         if self._jitter:
             ms *= 1 + self._jitter * (2 * self._rng.random() - 1)
         self._device.is_busy = True
-        self.busy_ms += ms
+        self._busy_ms += ms
+        self._ends_at = self._clock.now + ms
         self._clock.after(ms, self._end)
         return True
 

@@ -46,6 +46,15 @@ def test_work_joins_between_passes_and_waits_when_a_pass_is_full() -> None:
     assert one.busy_ms == 39.0
 
 
+def test_a_pass_under_way_has_taken_what_has_gone_by() -> None:
+    clock, told = Clock(), []
+    one = engine(clock, Device(), Line(10.0))
+    one.submit(Work(1, 2, 0, lambda _: None))
+    clock.after(14.0, lambda _: told.append(one.busy_ms))
+    run(clock)
+    assert (told, one.busy_ms) == ([14.0], 20.0)
+
+
 def test_context_costs_and_grows_with_a_run() -> None:
     clock, ended = Clock(), []
     one = engine(clock, Device(), Line(0.0, 0.0, 1.0))
