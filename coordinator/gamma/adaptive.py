@@ -95,12 +95,14 @@ class AdaptiveGamma:
             self._probed = due.key
             self._shared.tries(due.key)
             return self._priced(self._take(due, "probe", max_credit_tokens), due, best)
-        self._chosen = best
         credit_tokens = self._credit_tokens(best, int(min(waits) * best.rate) if waits else max_credit_tokens)
         reason = self._reason(best)
         if reason == "best" and self._objective.is_held_back(best, plans):
             reason = "load"
-        choice = self._priced(best.choice(reason, min(credit_tokens, max_credit_tokens)), best, best)
+        parted = self._chosen = self._objective.parted(best)
+        if parted is not best:
+            reason = "load"
+        choice = self._priced(parted.choice(reason, min(credit_tokens, max_credit_tokens)), parted, best)
         return dataclasses.replace(choice, max_wait_ms=self._objective.max_wait_ms(best))
 
     def _warm_up(self, plan: Plan, max_credit_tokens: int) -> Choice:
@@ -161,7 +163,7 @@ class AdaptiveGamma:
         self._ms += report.round_ms
         self._tokens += report.num_committed
         self._objective.pass_over(report.num_committed)
-        self._objective.heard_of(report.target)
+        self._objective.heard_of(report)
         costs = self._objective.costs
         if report.is_local:
             costs.observe_verify(report)

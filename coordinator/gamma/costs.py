@@ -12,7 +12,7 @@ import copy
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from coordinator.gamma.ahead import AheadCosts
@@ -278,13 +278,19 @@ class RoundCosts:
 
     def rounds_ms(self, candidate: Candidate, nums_draft_tokens: Iterable[int]) -> list[float]:
         """The same for several γ."""
-        draft, ms = self.draft(candidate), []
+        return [
+            away_ms + self.load.wait_ms(away_ms) + self.verify_ms(num_drafted)
+            for num_drafted, away_ms in self.away(candidate, nums_draft_tokens)
+        ]
+
+    def away(self, candidate: Candidate, nums_draft_tokens: Iterable[int]) -> Iterator[tuple[float, float]]:
+        """(drafts to expect, ms) from the choice to the target's queue, and from its verdict to the commit: all of a
+        round but the target's own time. By γ."""
+        draft = self.draft(candidate)
         messages_ms = self.ask_ms(candidate) + self.verify_network.value() + self._overhead.value()
         for num_draft_tokens in nums_draft_tokens:
             num_drafted = draft.num_drafted(num_draft_tokens)
-            away_ms = messages_ms + self.draft_ms(candidate, num_drafted)
-            ms.append(away_ms + self.load.wait_ms(away_ms) + self.verify_ms(num_drafted))
-        return ms
+            yield num_drafted, messages_ms + self.draft_ms(candidate, num_drafted)
 
     def ask_ms(self, candidate: Candidate) -> float:
         """What a question to a draft worker takes beside the drafts: the network, and the wait for its engine."""

@@ -17,12 +17,15 @@ import math
 from collections import deque
 
 DECAY = 0.95
-NUM_PASSES = 32
+"""Of waits, with each pass."""
+NUM_PASSES, MAX_REPORTS = 32, 512
+"""As of late, and of these by streams: each stream of a pass tells of it."""
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Of the lengths of passes, that stand for all of them."""
 BIN = 0.125
 """Of the time away, in passes."""
 SEEN_DECAY = 0.98
+"""The same, of waits by the time away."""
 PRIOR_WEIGHT = 3.0
 """Waits that the arithmetic counts for beside those seen."""
 
@@ -31,8 +34,12 @@ class PassWait:
     """At one target."""
 
     def __init__(self) -> None:
-        self._passes: deque[tuple[float, float]] = deque(maxlen=NUM_PASSES)
-        """(ms, weight)."""
+        self._passes: deque[tuple[float, float]] = deque()
+        """(ms, share of a pass), a stream each."""
+        self._num_passes = 0.0
+        """Sum of those shares."""
+        self._share = 1.0
+        """Of the last one."""
         self._lengths: list[float] = []
         """At the quantiles; empty: to be found anew."""
         self._waited = self._busy_waits = 0.0
@@ -43,18 +50,23 @@ class PassWait:
     def passed(self, pass_ms: float, num_streams: float) -> None:
         """A pass, as one of so many streams in it has seen it: each of them tells of it."""
         if pass_ms > 0:
-            self._passes.append((pass_ms, 1 / num_streams))
+            self._share = 1 / num_streams
+            self._passes.append((pass_ms, self._share))
+            self._num_passes += self._share
+            while self._num_passes > NUM_PASSES or len(self._passes) > MAX_REPORTS:
+                self._num_passes -= self._passes.popleft()[1]
             self._lengths = []
 
     def observe(self, away_ms: float, queue_ms: float) -> None:
-        """A pass that was asked for by a stream that had been away for so long."""
+        """The last pass was asked for by a stream that had been away for so long."""
         pass_ms = self.pass_ms
         if pass_ms <= 0:
             return
         busy_wait_ms, place = self._busy_wait_ms(away_ms), int(away_ms / pass_ms / BIN)
-        self._waited = DECAY * self._waited + queue_ms
-        self._busy_waits = DECAY * self._busy_waits + busy_wait_ms
-        self._longer = {k: (SEEN_DECAY * m, SEEN_DECAY * n) for k, (m, n) in self._longer.items() if n > 0.01}
+        kept, seen_kept = DECAY**self._share, SEEN_DECAY**self._share
+        self._waited = kept * self._waited + queue_ms
+        self._busy_waits = kept * self._busy_waits + busy_wait_ms
+        self._longer = {k: (seen_kept * m, seen_kept * n) for k, (m, n) in self._longer.items() if n > 0.01}
         longer, seen = self._longer.get(place, (0.0, 0.0))
         self._longer[place] = longer + (queue_ms - self.busy * busy_wait_ms) / pass_ms, seen + 1
 

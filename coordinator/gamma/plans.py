@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from coordinator.gamma.acceptance import Acceptance
 from coordinator.gamma.ahead import HitRate, best_ahead
 from coordinator.gamma.costs import RoundCosts
+from coordinator.gamma.crowd import MIN_GAIN
 from coordinator.gamma.head_trees import MAX_DEPTH, MAX_WIDTH, Chance, best_shape, chances, expected_accepted, widened
 from coordinator.gamma.policy import Candidate, Choice, RoundReport
 from coordinator.gamma.shared import PairEstimates
@@ -119,6 +120,8 @@ class Objective:
         self._draft_ahead = draft_ahead
         self._hit_rates: dict[str, HitRate] = {}
         self._target = ""
+        self._passes_ms: float | None = None
+        """Of the target's passes when its last verdict came; None: there was none."""
         self._acceptance: dict[str, Acceptance] = {}
 
     def acceptance(self, candidate: Candidate) -> Acceptance:
@@ -208,10 +211,39 @@ class Objective:
         """As they are on the stream's target."""
         return self._costs
 
-    def heard_of(self, target: str) -> None:
-        """The stream is on this target worker now."""
-        if target != self._target:
-            self._target, self._costs = target, self._shared.costs.on(target)
+    def heard_of(self, report: RoundReport) -> None:
+        """The target worker that the stream is on, and how long its passes took meanwhile. To be told before what else
+        it teaches."""
+        if report.target != self._target:
+            self._target, self._costs = report.target, self._shared.costs.on(report.target)
+            self._passes_ms = None
+        load = self._costs.load
+        if self._passes_ms is not None and not report.choice.is_run:
+            load.observe_round(report.round_ms, load.crowd.passes_ms - self._passes_ms)
+        self._passes_ms = load.crowd.passes_ms
+
+    def parted(self, plan: Plan) -> Plan:
+        """A draft worker's plan, or one with fewer drafts where the stream is to leave a crowd (`crowd.py`): with as
+        many as let half of the crowd be served before the others are back."""
+        candidate, costs, crowd = plan.candidate, self._costs, self._costs.load.crowd
+        if candidate is None or candidate.on_target or candidate.max_width > 1 or plan.ahead or crowd.num_streams < 2:
+            return plan
+        gamma, half, near = plan.num_draft_tokens, crowd.num_streams / 2, costs.load.other_rows
+
+        def pass_ms(num_streams: float, num_draft_tokens: float) -> float:
+            return costs.verify.ms(round(num_streams * (1 + num_draft_tokens)) - 1, near)
+
+        if pass_ms(2 * half, gamma) - pass_ms(half, gamma) < MIN_GAIN * plan.ms:
+            return plan
+        *earlier, (_, away_ms) = costs.away(candidate, range(1, gamma + 1))
+        in_time = [ms + pass_ms(half, num_drafted) <= away_ms for num_drafted, ms in earlier]
+        if True not in in_time:
+            return plan
+        fewer = len(in_time) - in_time[::-1].index(True)
+        if not crowd.sends_early(pass_ms(half, fewer)):
+            return plan
+        tokens = self.acceptance(candidate).expected_tokens(fewer)[fewer]
+        return self._round(candidate, fewer, tokens, costs.round_ms(candidate, fewer))
 
     def run_tokens(self, plan: Plan) -> int:
         """Of a run: few, so that γ stays right, but enough for what its start takes."""

@@ -17,6 +17,7 @@ many are on their way in for each of them (Little's law).
 
 from __future__ import annotations
 
+from coordinator.gamma.crowd import Crowd
 from coordinator.gamma.pass_wait import PassWait
 from outrider.median import Median
 
@@ -34,6 +35,7 @@ class Load:
     def __init__(self) -> None:
         self.queue = Median()
         """Wait for the engine of a pass that a message asked for, ms."""
+        self.crowd = Crowd()
         self._pass_wait = PassWait()
         self.run_queue = Median()
         """The same of a run's first step; the others wait for nothing."""
@@ -65,6 +67,7 @@ class Load:
         self._num_waited = kept * self._num_waited + (queue_ms > WAITED_SHARE * pass_ms)
         self._num_others = None
         self._pass_wait.passed(pass_ms, num_streams)
+        self.crowd.passed(num_passes * pass_ms, num_streams)
         (self.queue if was_asked else self.run_queue).add(queue_ms)
 
     def observe_wait(self, away_ms: float, queue_ms: float) -> None:
@@ -75,6 +78,10 @@ class Load:
     def wait_ms(self, away_ms: float) -> float:
         """For the engine, to expect after so long away."""
         return self._pass_wait.ms(away_ms)
+
+    def observe_round(self, round_ms: float, passes_ms: float) -> None:
+        """A round in which passes took so long in all, its own one included."""
+        self.crowd.observe(round_ms - passes_ms, 1 + self.num_others)
 
     def observe_tokens(self, num_tokens: int, ms: float) -> None:
         """What one stream committed in a round or a run, and how long that took."""

@@ -73,3 +73,27 @@ def test_passes_of_other_lengths_are_missed_or_not() -> None:
         weighted.passed(20.0, 1.0)
         weighted.passed(40.0, 7.0)
     assert weighted.pass_ms < 25.0, "seven streams tell of each long pass"
+
+
+def test_what_each_stream_of_a_pass_tells_is_one_pass() -> None:
+    """A crowd says little new after its first member: it would be all that is remembered."""
+    wait = seeing(20.0, 40.0)
+    for _ in range(NUM_PASSES):
+        wait.passed(40.0, NUM_PASSES)
+    assert wait.pass_ms == pytest.approx(30.0, rel=0.15)
+    for _ in range(NUM_PASSES):
+        wait.passed(40.0, 1.0)
+    assert wait.pass_ms == pytest.approx(40.0)
+
+
+def test_waits_are_forgotten_by_passes() -> None:
+    """Of a crowd whose waits change in the middle of a pass, those before are half of what is known."""
+    waits: list[float] = []
+    for num_streams in (1, 32):
+        wait = PassWait()
+        for queue_ms in (10.0, 30.0):
+            for _ in range(32):
+                wait.passed(PASS_MS, num_streams)
+                wait.observe(10.0, queue_ms)
+        waits.append(wait.busy)
+    assert waits == pytest.approx([0.92, 0.68], abs=0.03)

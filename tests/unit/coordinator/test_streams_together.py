@@ -11,7 +11,7 @@ from coordinator.gamma.costs import NUM_SLOWED, RoundCosts
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import GammaPolicy, RoundReport
 from coordinator.gamma.shared import MAX_LEFT_TO_OTHERS, PairEstimates
-from coordinator.simulator.simulation import MODEL, NewPolicy, Simulation
+from coordinator.simulator.simulation import MODEL, NewPolicy, Outcome, Simulation
 from coordinator.simulator.texts import Text, constant
 from coordinator.simulator.world import World
 
@@ -55,6 +55,22 @@ def test_streams_that_begin_at_once_do_not_fall_into_step() -> None:
 
     shared = PairEstimates()
     assert rate(lambda *_: AdaptiveGamma(shared, 16)) > 0.85 * rate(lambda *_: FixedGamma(12))
+
+
+@pytest.mark.parametrize(("rtt_ms", "seed"), [(20.0, 1), (80.0, 7)])
+def test_streams_that_have_fallen_into_step_part_again(rtt_ms: float, seed: int) -> None:
+    """With these starts they do, whatever γ is best: one pass for all but one of them, and an idle target before it."""
+    text, world, num_tokens = Text(constant(0.95), seed=seed), World(draft_rtt_ms=rtt_ms), 20_000
+
+    def play(policy: NewPolicy) -> Outcome:
+        simulation = Simulation(world, [text], policy, num_streams=32, seed=seed)
+        simulation.run(num_tokens // 4)
+        return simulation.run(num_tokens)
+
+    shared = PairEstimates()
+    found = play(lambda *_: AdaptiveGamma(shared, 16))
+    assert found.target_load > 0.95
+    assert found.tokens_per_s > 0.93 * play(lambda *_: FixedGamma(13)).tokens_per_s
 
 
 def test_a_busy_draft_worker_is_slower_for_every_number_of_drafts() -> None:
