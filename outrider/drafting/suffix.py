@@ -16,7 +16,7 @@ class SuffixIndex:
     """Every place of a text, chained to the one before it with the same last tokens, newest first (as LZ77 matchers
     chain theirs). A query follows the chains and compares backwards, so that it knows the length of each match.
 
-    min_match: shortest match that counts. `ids` is the text; it only grows. About 200 bytes a token.
+    min_match: shortest match that counts. `ids` is the text; it only grows. Some 280 bytes a token.
     """
 
     def __init__(self, min_match: int) -> None:
