@@ -14,11 +14,12 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from subprocess import Popen
@@ -73,15 +74,30 @@ async def start(role: str, flags: Sequence[str], on_line: OnLine | None = None) 
 
 async def outrider(*args: str) -> tuple[int | None, str, str]:
     """Runs `outrider <args>` to its end, with nothing on its stdin: (exit code, stdout, stderr)."""
-    process = await _fork(args, forks=True)
+    return await _finish(await _fork(args, forks=True))
+
+
+async def script(path: Path, variables: Mapping[str, str]) -> tuple[int | None, str, str]:
+    """Runs a Python file with these variables beside ours, as `outrider` runs a command."""
+    return await _finish(await _fork((), script=path, variables=variables, forks=True))
+
+
+async def _finish(process: ForkedProcess) -> tuple[int | None, str, str]:
     output, errors = await asyncio.wait_for(process.output(), 240)
     return process.returncode, output, errors
 
 
-async def _fork(argv: Sequence[str], *, forks: bool = False) -> ForkedProcess:
+async def _fork(
+    argv: Sequence[str],
+    *,
+    script: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    forks: bool = False,
+) -> ForkedProcess:
     """forks: so do the services that it starts. It must end before this process does."""
     theirs, ours = zip(*(os.pipe() if number == 0 else os.pipe()[::-1] for number in range(4)), strict=True)
-    request = json.dumps({"argv": argv, "environ": dict(os.environ)}).encode()
+    what = {"argv": argv, "script": str(script or ""), "environ": {**os.environ, **(variables or {})}}
+    request = json.dumps(what).encode()
     socket.send_fds(_parent(), [request], [*theirs, _parent().fileno()] if forks else theirs)
     for number in theirs:
         os.close(number)
@@ -155,7 +171,7 @@ def _fork_from(parent: socket.socket) -> None:
     Child.start = start  # type: ignore[method-assign, assignment]
 
 
-def _become(app: Any, numbers: Sequence[int], argv: list[str], environ: dict[str, str]) -> None:
+def _become(app: Any, numbers: Sequence[int], argv: list[str], script: str, environ: dict[str, str]) -> None:
     code: Any = 1
     try:
         os.setsid()
@@ -167,8 +183,11 @@ def _become(app: Any, numbers: Sequence[int], argv: list[str], environ: dict[str
             os.close(number)
         os.environ.clear()
         os.environ.update(environ)
-        sys.argv = ["outrider", *argv]
-        app()
+        sys.argv = [script or "outrider", *argv]
+        if script:
+            runpy.run_path(script, run_name="__main__")
+        else:
+            app()
         code = 0
     except SystemExit as end:
         code = end.code

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import drafter_figures
 import drafter_workloads
+import forked
 import pytest
 
 from outrider.distill.prompts import BuiltIn
@@ -21,11 +20,11 @@ TOY = "toy:vocab=64,seed=1,pass_ms=2"
 PAIR_KEYS = ["mean_acceptance_length", "speedup_t0", "speedup_t1", "speedup_code_edit"]
 
 
-def run(**variables: str) -> tuple[int, list[str], str]:
+def run(**variables: str) -> tuple[int | None, list[str], str]:
     """(exit code, lines of stdout, stderr)."""
     variables = {"TARGET": TOY, "NUM_PROMPTS": "1", "MAX_TOKENS": "12", **variables}
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=os.environ | variables)
-    return done.returncode, done.stdout.splitlines(), done.stderr
+    code, output, errors = asyncio.run(forked.script(SCRIPT, variables))
+    return code, output.splitlines(), errors
 
 
 def test_a_pair_ends_in_its_figures() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import exact
+import forked
 import numpy as np
 import options
 import peers
@@ -27,12 +27,10 @@ PEER_KEYS = [
 ]  # fmt: skip
 
 
-def run(script: str, **variables: str) -> tuple[int, list[str], str]:
+def run(script: str, **variables: str) -> tuple[int | None, list[str], str]:
     """(exit code, lines of stdout, stderr)."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / script)], capture_output=True, text=True, env={**os.environ, **variables}
-    )
-    return done.returncode, done.stdout.splitlines(), done.stderr
+    code, output, errors = asyncio.run(forked.script(HERE / script, variables))
+    return code, output.splitlines(), errors
 
 
 def test_peers_end_in_their_figures() -> None:
