@@ -5,6 +5,7 @@ that stays. Texts are equal, streams are adopted, nothing leaks; how soon the ne
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import random
 import signal
@@ -22,6 +23,7 @@ from conftest import scaled
 from faults.processes import Fleet
 
 import outrider
+from outrider.cli.process import Child
 from outrider.server_info import Worker
 
 VERIFY_MS = 20
@@ -77,6 +79,8 @@ class Streams:
     num_drafted: list[int] = field(default_factory=lambda: [0] * len(REQUESTS))
     """Rounds with drafts, by place."""
     arrivals: list[list[float]] = field(default_factory=lambda: [[] for _ in REQUESTS])
+    target_ms: list[list[float]] = field(default_factory=lambda: [[] for _ in REQUESTS])
+    """Of each delivery: its wait for the pass that was under way, and its own pass, as the target tells them."""
     num_failures: int = 0
     num_texts: int = 0
 
@@ -90,8 +94,10 @@ class Streams:
             async for event in stream:
                 if isinstance(event, outrider.Chunk):
                     ids += event.token_ids
+                    assert event.step is not None
                     self.arrivals[place].append(time.perf_counter())
-                    self.num_drafted[place] += event.step is not None and event.step.num_draft_tokens > 0
+                    self.target_ms[place].append(event.step.queue_ms + event.step.verify_ms)
+                    self.num_drafted[place] += event.step.num_draft_tokens > 0
                 elif isinstance(event, outrider.Complete):
                     complete = event
             assert complete is not None
@@ -136,27 +142,45 @@ def busiest(workers: list[Worker], starting: Collection[str] = ()) -> str | None
     return max(up, key=lambda w: w.num_sessions).address if up else None
 
 
+async def note_end(process: Child, gone_ms: list[float]) -> None:
+    """How long it takes to end: its connections break no sooner."""
+    started = time.perf_counter()
+    await process.wait()
+    gone_ms.append(1000 * (time.perf_counter() - started))
+
+
 def nothing_held(workers: list[Worker]) -> bool:
     """All of them answer."""
     return all(w.healthy for w in workers) and not held(workers)
 
 
-def report(one: Streams, kills: list[float]) -> str:
-    """How long after each kill the streams went on, in verify times."""
-    waits = [
-        1000 * (after - kill) / VERIFY_MS
-        for kill in kills
-        for arrivals in one.arrivals
-        if (after := next((at for at in arrivals if at > kill), None)) is not None and arrivals[0] < kill
-    ]
+def report(one: Streams, kills: list[float], gone_ms: list[float]) -> str:
+    """How long after each kill the streams went on, in verify times; and which part of it is the target's own: a token
+    may have to wait for the pass that was under way, and then takes one. `gone_ms`: how long processes took to end."""
+    waits, target_ms, rest_ms = [], [], []
+    for kill, (arrivals, told_ms) in itertools.product(kills, zip(one.arrivals, one.target_ms, strict=True)):
+        place = bisect.bisect_right(arrivals, kill)
+        if 0 < place < len(arrivals):
+            wait_ms = 1000 * (arrivals[place] - kill)
+            waits.append(wait_ms / VERIFY_MS)
+            target_ms.append(told_ms[place])
+            rest_ms.append(max(0.0, wait_ms - told_ms[place]))
     usual = [b - a for arrivals in one.arrivals for a, b in itertools.pairwise(arrivals)]
     within = sum(wait <= 2 for wait in waits)
+    own_ms = f"{statistics.median(target_ms):.1f} ms (median), {_p99(target_ms):.1f} (p99)"
     return (
         f"{len(kills)} kills, {one.num_texts} texts, {one.num_failures} losses; next token after "
-        f"{statistics.median(waits):.2f} verify times (median), {statistics.quantiles(waits, n=100)[98]:.2f} (p99), "
+        f"{statistics.median(waits):.2f} verify times (median), {_p99(waits):.2f} (p99), "
         f"{max(waits):.2f} (most), within 2: {within} of {len(waits)}; undisturbed between deliveries "
-        f"{1000 * statistics.median(usual) / VERIFY_MS:.2f} (median)"
+        f"{1000 * statistics.median(usual) / VERIFY_MS:.2f} (median). The target's own part, the end of a "
+        f"pass that was under way and a pass: {own_ms}; "
+        f"all else: {statistics.median(rest_ms):.1f} ms (median), {_p99(rest_ms):.1f} (p99), of which processes took "
+        f"{statistics.median(gone_ms):.1f} (median), {max(gone_ms):.1f} (most) to end"
     )
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
 
 
 @pytest.mark.slow
@@ -164,7 +188,7 @@ async def test_texts_are_equal_whenever_a_draft_worker_is_killed() -> None:
     rng, num_kills = random.Random(3), scaled(200)
     async with services() as (client, fleet):
         async with streams(client) as (one, running):
-            kills: list[float] = []
+            kills, gone_ms = list[float](), list[float]()
             restarts: dict[str, asyncio.Task[None]] = {}
             async with asyncio.TaskGroup() as restarting:
                 for _ in range(num_kills):
@@ -175,9 +199,10 @@ async def test_texts_are_equal_whenever_a_draft_worker_is_killed() -> None:
                     name = fleet.at(address)
                     fleet.signal(name, signal.SIGKILL)
                     kills.append(time.perf_counter())
+                    restarting.create_task(note_end(fleet.children[name], gone_ms))
                     restarts[address] = restarting.create_task(fleet.restart(name))
             await one.all_draft(running)
-        print(report(one, kills))
+        print(report(one, kills, gone_ms))
         assert one.num_failures >= num_kills, f"INCONCLUSIVE: {num_kills} kills struck {one.num_failures} streams"
         await until(client, nothing_held)
 
