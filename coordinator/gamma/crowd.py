@@ -12,6 +12,8 @@ for a while, for longer each time that it was in vain.
 
 from __future__ import annotations
 
+import math
+
 WINDOW_ROUNDS = 2
 """Of every stream at the target, that the idle time is a mean of."""
 REST_ROUNDS = 8
@@ -38,6 +40,8 @@ class Crowd:
         """Whether the last one of these is to come back earlier."""
         self._num_resting = 0.0
         """Rounds to see before a crowd parts again."""
+        self._least_idle_ms = 0.0
+        """Since the crowd has parted last."""
         self._patience = 1
 
     def passed(self, ms: float, num_streams: float) -> None:
@@ -51,26 +55,29 @@ class Crowd:
         self._idle_ms = kept * self._idle_ms + idle_ms
         self._num_rounds = kept * self._num_rounds + 1
         self._num_resting = max(0.0, self._num_resting - 1)
+        self._least_idle_ms = min(self._least_idle_ms, self.idle_ms)
 
     @property
     def idle_ms(self) -> float:
         """Of a round, as of late."""
         return self._idle_ms / self._num_rounds if self._num_rounds else 0.0
 
+    def may_part(self, pass_ms: float) -> bool:
+        """Or is parting. pass_ms: of half of it."""
+        return bool(self._num_leaving) or (not self._num_resting and self.idle_ms >= pass_ms)
+
     def sends_early(self, pass_ms: float) -> bool:
-        """Whether the stream that leaves the last pass now is to come back earlier than the others. pass_ms: of half of
-        them."""
+        """Whether the stream that leaves the last pass now is to come back earlier than others. pass_ms: as above."""
         if self._num_leaving:
             self._num_leaving -= 1
             self._is_early = not self._is_early
             return self._is_early
-        if self._num_resting:
+        if not self.may_part(pass_ms):
             return False
-        if self.idle_ms < pass_ms:
-            self._patience = 1
-            return False
+        was_in_vain = self._least_idle_ms >= pass_ms
+        self._patience = min(2 * self._patience, MAX_PATIENCE) if was_in_vain else 1
         self._num_leaving = round(self.num_streams) - 1
         self._num_resting = REST_ROUNDS * self._patience * self.num_streams
-        self._patience = min(2 * self._patience, MAX_PATIENCE)
+        self._least_idle_ms = math.inf
         self._is_early = True
         return True

@@ -40,6 +40,8 @@ class PassWait:
         """Sum of those shares."""
         self._share = 1.0
         """Of the last one."""
+        self._num_new = 0.0
+        """Passes since the lengths were found."""
         self._lengths: list[float] = []
         """At the quantiles; empty: to be found anew."""
         self._waited = self._busy_waits = 0.0
@@ -55,7 +57,9 @@ class PassWait:
             self._num_passes += self._share
             while self._num_passes > NUM_PASSES or len(self._passes) > MAX_REPORTS:
                 self._num_passes -= self._passes.popleft()[1]
-            self._lengths = []
+            self._num_new += self._share
+            if self._num_new > 0.99:  # of each pass but once
+                self._lengths, self._num_new = [], 0.0
 
     def observe(self, away_ms: float, queue_ms: float) -> None:
         """The last pass was asked for by a stream that had been away for so long."""

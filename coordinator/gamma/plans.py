@@ -233,7 +233,7 @@ class Objective:
         def pass_ms(num_streams: float, num_draft_tokens: float) -> float:
             return costs.verify.ms(round(num_streams * (1 + num_draft_tokens)) - 1, near)
 
-        if pass_ms(2 * half, gamma) - pass_ms(half, gamma) < MIN_GAIN * plan.ms:
+        if not crowd.may_part(pass_ms(half, 1)) or pass_ms(2 * half, gamma) - pass_ms(half, gamma) < MIN_GAIN * plan.ms:
             return plan
         *earlier, (_, away_ms) = costs.away(candidate, range(1, gamma + 1))
         in_time = [ms + pass_ms(half, num_drafted) <= away_ms for num_drafted, ms in earlier]
