@@ -154,10 +154,11 @@ class DraftLink:
         """Drafts that follow the log, none when nothing fits; or a branch of theirs that comes first, whole. Raises
         DraftLate after `wait_s`.
 
-        With a price the time that sampled drafts take follows from what was drawn: to give a proposal up for it, or
-        because the worker died over it, would select among draws. So the worker tells each draft before it goes on to
-        the next: when a draft comes follows from those before it, and those that came are used, whatever happens. An
-        older worker only tells that it has begun: it is waited for then, and lost if that is in vain."""
+        With a price the time that sampled drafts take follows from what was drawn, and without one a worker may still
+        die over what it drew: to give a proposal up for either would select among draws. So the worker tells each draft
+        before it goes on to the next: when a draft comes follows from those before it, and those that came are used,
+        whatever happens. An older worker only tells that it has begun, with a price: it is waited for then, and lost if
+        that is in vain."""
         self._has_begun, self.is_cut, self.vain_wait_s = False, False, 0.0
         self._drawn.clear()
         try:

@@ -54,7 +54,8 @@ class ModelDrafter:
     def propose(self, num_draft_tokens: int) -> Program[Proposal]:
         """Ends where the draft model's context ends, where the next draft is not worth its price, and after a drafted
         stop token unless that token was sampled: a proposal that comes sooner for what was drawn is late less often,
-        and lateness must not select among draws. With a price it may, so each draft is told before the next row.
+        and lateness must not select among draws. Whoever can be told of each draft is, before the next row: so neither
+        the end of a chain by its price nor the death of this worker selects.
 
         A row that cannot be read ends it too, before its draft: that row depends on the drafts before alone. Raises
         Internal when it is the first one.

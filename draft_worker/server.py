@@ -187,17 +187,18 @@ class _DraftStream(WorkerStream[DraftSession]):
             self._ahead = asyncio.create_task(self._run_ahead(session, wish))
 
     def _prepare_telling(self, session: DraftSession, header: Header, message: draft_pb2.DraftAdvance) -> None:
-        """What is sent while the proposal is drawn, where its time follows from draws: with a price, where drafts are
-        sampled. The engine's thread says when."""
+        """What is sent while the proposal is drawn, where drafts are sampled: each of them, so that no death of this
+        worker selects among draws; to an older caller, where with a price the time follows from draws, that it has
+        begun. The engine's thread says when."""
         stop = session.stop
         stop.begun = stop.tells = None
         stop.num_told = 0
-        if not message.HasField("price_tokens_per_ms") or session.log.sampling.decides_by_match:
+        if session.log.sampling.decides_by_match:
             return
         soon = asyncio.get_running_loop().call_soon_threadsafe
         if message.tell_drafts:
             stop.tells = lambda draft: soon(self._send_drawn, header, session.asked_for(draft))
-        else:
+        elif message.HasField("price_tokens_per_ms"):
             stop.begun = partial(soon, self._stream.send, begun(header))
 
     def _send_drawn(self, header: Header, draft: Proposal) -> None:

@@ -249,7 +249,7 @@ def draft_advance(
             ahead_draft_tokens=ahead.num_draft_tokens,
             ahead_value_ms=ahead.value_ms,
             has_proposal=has_proposal,
-            tell_drafts=price is not None,
+            tell_drafts=True,
             price_tokens_per_ms=price.tokens_per_ms if price is not None else None,
             row_price_tokens=price.row_tokens if price is not None else 0.0,
             expected_acceptances=bytes(round(255 * chance) for chance in price.expected) if price is not None else b"",

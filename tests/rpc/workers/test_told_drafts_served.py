@@ -1,4 +1,4 @@
-"""A draft worker tells the drafts of a chain that may end early one by one: in parts the very proposal that it makes as
+"""A draft worker tells the drafts of a sampled chain one by one: in parts the very proposal that it makes as
 a whole, so that a caller may use those that have come."""
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def kinds(found: list[Any]) -> list[str]:
     return [message.WhichOneof("message") for message in found]
 
 
+@pytest.mark.parametrize("price", [{}, {"price_tokens_per_ms": 0.0}], ids=["as long as wanted", "priced"])
 @pytest.mark.parametrize("rule", [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK])
-async def test_the_parts_are_the_whole(rule: AcceptanceRule) -> None:
+async def test_the_parts_are_the_whole(rule: AcceptanceRule, price: dict[str, float]) -> None:
     async with running_draft("toy:vocab=16,seed=1,agreement=0.8") as worker:
         (whole,) = await answers(worker, rule)
-        told = await answers(worker, rule, price_tokens_per_ms=0.0, tell_drafts=True)
+        told = await answers(worker, rule, tell_drafts=True, **price)
         assert kinds(told) == ["drawn"] * (NUM_DRAFTS - 1) + ["proposal"]
         assert all(len(message.drawn.draft.token_ids) == 1 for message in told[:-1])
         assert {message.drawn.header.SerializeToString() for message in told[:-1]} == {

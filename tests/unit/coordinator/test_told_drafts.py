@@ -21,6 +21,7 @@ from outrider.serving.messages import DraftOpening, Header
 from outrider.serving.session_calls import Drawn, Lagging, Opened, Proposed, SealedProposal, _sealed
 
 PROMPT = (1, 2, 3)
+PRICE = Price(0.1)
 LOST = Unavailable("the worker is gone", reason="WORKER_LOST")
 
 
@@ -70,8 +71,8 @@ def ended(*token_ids: int, **fields: Any) -> Any:
     return lambda header: Proposed(header, chain(*token_ids, **fields))
 
 
-async def propose(link: DraftLink, wait_s: float = 30.0) -> SealedProposal:
-    return await asyncio.wait_for(link.propose(4, "model", wait_s, price=Price(0.1)), 60)
+async def propose(link: DraftLink, wait_s: float = 30.0, price: Price | None = PRICE) -> SealedProposal:
+    return await asyncio.wait_for(link.propose(4, "model", wait_s, price=price), 60)
 
 
 @pytest.mark.parametrize("rest", [(), (7,)])
@@ -87,10 +88,12 @@ async def test_the_end_comes_after_what_was_told(rest: tuple[int, ...]) -> None:
     assert link.ready()
 
 
+@pytest.mark.parametrize("price", [None, PRICE], ids=["as long as wanted", "priced"])
 @pytest.mark.parametrize("end", [(), (LOST,)], ids=["late", "lost"])
-async def test_what_has_come_is_used_whatever_becomes_of_the_rest(end: tuple[Any, ...]) -> None:
-    link, _, _ = await link_to(drawn(4), drawn(5, compute_us=7), *end)
-    assert await propose(link, 0.05) == chain(4, 5, compute_us=7)
+async def test_what_has_come_is_used_whatever_becomes_of_the_rest(end: tuple[Any, ...], price: Price | None) -> None:
+    link, peer, _ = await link_to(drawn(4), drawn(5, compute_us=7), *end)
+    assert await propose(link, 0.05, price) == chain(4, 5, compute_us=7)
+    assert peer.sent[-1].advance.tell_drafts
     assert link.is_cut
     assert (link.vain_wait_s > 0) == (not end), "a worker that is lost is charged for where it is found"
     assert not link.ready(), "it owes the rest, which will be dropped"
