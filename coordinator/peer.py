@@ -118,6 +118,8 @@ class Peer:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 self._said_something()
+                if message is None:  # gRPC's word for bytes that are no such message
+                    raise ValueError("bytes that are no message")
                 content = self._read(message)
                 if self._is_heartbeat(content):
                     continue

@@ -21,7 +21,7 @@ from coordinator.standby import Standby
 from coordinator.stream import Stream
 from coordinator.suspicion import TRIAL_TOKENS, Suspicion
 from coordinator.target_link import BAD_VERDICT, TargetLink, Timed
-from coordinator.verdict_check import fault_of
+from coordinator.verdict_check import fault_of, prompt_fault_of
 from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.median import Median
 from outrider.serving.messages import TargetOpening
@@ -214,7 +214,8 @@ class TargetSide:
 
     def _checked(self, link: TargetLink, timed: Timed) -> Timed:
         """Raises Unavailable: another worker may give one that can be."""
-        if fault := fault_of(timed.verdict, self._stream):
+        fault = fault_of(timed.verdict, self._stream) or prompt_fault_of(timed.prompt_logprobs, self._stream)
+        if fault:
             raise Unavailable(
                 f"target worker {link.address} gave a verdict that cannot be: {fault}", reason=BAD_VERDICT
             )

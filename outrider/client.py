@@ -37,7 +37,7 @@ from outrider.serving.call_metadata import checked_metadata
 from outrider.serving.channel import CLIENT_OPTIONS, ping_options
 from outrider.serving.client_span import client_span
 from outrider.serving.endpoints import Connection, Endpoints
-from outrider.serving.read_results import name_of, read_speculation, read_step, read_stream_status
+from outrider.serving.read_results import name_of, no_message, read_speculation, read_step, read_stream_status
 from outrider.serving.records import record_from_pb
 from outrider.serving.resuming import ResumingCall
 from outrider.serving.same_names import read
@@ -292,7 +292,8 @@ class Client:
                     reply: Awaitable[Any] = getattr(stub, method)(
                         request, timeout=self._timeout_s, metadata=self._call_metadata()
                     )
-                    answer = await reply
+                    if (answer := await reply) is None:
+                        raise no_message()
                     self._endpoints.answered(connection)
                     return answer
                 except grpc.aio.AioRpcError as failure:

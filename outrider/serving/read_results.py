@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any, TypeVar
 
-from outrider.errors import OutriderError
+from outrider.errors import Internal, OutriderError
 from outrider.results import (
     Chunk,
     Complete,
@@ -24,9 +24,12 @@ from outrider.results import (
 from outrider.sampling.params import AcceptanceRule, Origin
 from outrider.server_info import StreamState, StreamStatus
 from outrider.serving.same_names import read
+from outrider.serving.token_logprobs import count
 from outrider.v1 import common_pb2, generation_pb2
 
 E = TypeVar("E", bound=enum.IntEnum)
+UNREADABLE = "UNREADABLE"
+"""Reason of an answer that this client cannot read: its server is broken, or something between them is."""
 
 
 def read_speculation(message: generation_pb2.SpeculationStats) -> Speculation:
@@ -64,6 +67,11 @@ def name_of(wire_enum: Any, number: int, prefix: str) -> str:
     return name.removeprefix(prefix).lower()
 
 
+def no_message() -> OutriderError:
+    """Of an answer whose bytes gRPC could not read."""
+    return Internal("the server sent bytes that are no message of this version", reason=UNREADABLE)
+
+
 def _rule(number: int) -> AcceptanceRule:
     try:
         return AcceptanceRule(number)
@@ -73,11 +81,14 @@ def _rule(number: int) -> AcceptanceRule:
         ) from None
 
 
-def read_event(response: generation_pb2.GenerateResponse) -> Event | None:
+def read_event(response: generation_pb2.GenerateResponse | None) -> Event | None:
     """None for an event that this version does not know: it was not asked for, and older clients go on without it.
 
-    Raises OutriderError on an acceptance rule that this version does not know.
+    Raises OutriderError on what cannot be read: bytes that are no message (None, as gRPC gives them), an acceptance
+    rule that this version does not know, logprobs that are not as many as they say.
     """
+    if response is None:
+        raise no_message()
     match response.WhichOneof("event"):
         case "started":
             return read(Started, response.started, acceptance=_rule(response.started.acceptance))
@@ -110,6 +121,10 @@ def read_event(response: generation_pb2.GenerateResponse) -> Event | None:
 
 
 def _logprobs(message: common_pb2.TokenLogprobs) -> Logprobs:
+    try:
+        count(message)
+    except ValueError as error:
+        raise Internal(f"the server sent {error}", reason=UNREADABLE) from None
     width = message.num_top
     pairs = list(zip(message.top_ids, message.top_logprobs, strict=True))
     rows = range(len(message.token_logprobs)) if width else ()

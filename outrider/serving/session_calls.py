@@ -14,7 +14,7 @@ import grpc
 
 from outrider.drafting.proposal import Proposal
 from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
-from outrider.serving import convert
+from outrider.serving import convert, token_logprobs
 from outrider.serving.messages import (
     NO_FEATURES,
     NOTHING_AHEAD,
@@ -383,13 +383,14 @@ def target_stop() -> Any:
 
 
 def read_target(message: Any) -> Verdict | SealedPromptLogprobs | FeatureRows | Lagging | Ready | Alive:
-    """Raises ValueError on a verdict that cannot be read, see `convert.verdict_from_pb`."""
+    """Raises ValueError on a verdict that cannot be read, see `convert.verdict_from_pb`, and on logprobs of a prompt
+    that are not as many as they say."""
     match message.WhichOneof("message"):
         case "verdict":
             return convert.verdict_from_pb(message.verdict)
         case "prompt_logprobs":
             told = message.prompt_logprobs
-            return SealedPromptLogprobs(told.first_position, len(told.logprobs.token_logprobs), told)
+            return SealedPromptLogprobs(told.first_position, token_logprobs.count(told.logprobs), told)
         case "features":
             return convert.feature_rows_from_pb(message.features)
         case "out_of_step":

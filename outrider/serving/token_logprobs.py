@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.v1 import common_pb2
+
+MAX_LOGPROB = 1e-3
+"""A chance of 1, and what rounding may add to it elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,7 @@ class TokenLogprobs:
     @classmethod
     def seal(cls, message: common_pb2.TokenLogprobs) -> TokenLogprobs:
         """Raises ValueError on one whose alternatives are not as many as it says."""
-        num_tokens, num_ids, num_values = len(message.token_logprobs), len(message.top_ids), len(message.top_logprobs)
-        if not num_ids == num_values == num_tokens * message.num_top:
-            raise ValueError(
-                f"logprobs of {num_tokens} tokens with {message.num_top} alternatives each have {num_ids} top_ids and "
-                f"{num_values} top_logprobs"
-            )
-        return cls(num_tokens, message.SerializeToString())
+        return cls(count(message), message.SerializeToString())
 
     def unpacked(self) -> common_pb2.TokenLogprobs:
         """The message."""
@@ -56,3 +54,28 @@ class TokenLogprobs:
 
 
 NO_LOGPROBS = TokenLogprobs()
+
+
+def count(message: common_pb2.TokenLogprobs) -> int:
+    """Of tokens. Raises ValueError on a message whose alternatives are not as many as it says."""
+    num_tokens, num_ids, num_values = len(message.token_logprobs), len(message.top_ids), len(message.top_logprobs)
+    if not num_ids == num_values == num_tokens * message.num_top:
+        raise ValueError(
+            f"logprobs of {num_tokens} tokens with {message.num_top} alternatives each have {num_ids} top_ids and "
+            f"{num_values} top_logprobs"
+        )
+    return num_tokens
+
+
+def fault_in(message: common_pb2.TokenLogprobs, num_top: int, vocab_size: int) -> str:
+    """Why these cannot be logprobs of a model with so many ids (0: not known), `num_top` alternatives asked for; empty:
+    they can. -inf is one: of an id that cannot come."""
+    wanted = min(num_top, vocab_size) if vocab_size else num_top
+    if message.num_top != wanted and message.token_logprobs:
+        return f"it has {message.num_top} alternatives to each token where {wanted} were to come"
+    for values in (message.token_logprobs[:], message.top_logprobs[:]):
+        if values and not (max(values) <= MAX_LOGPROB and not math.isnan(sum(values))):
+            return "it has a logprob that is NaN or above 0"
+    if vocab_size and message.top_ids and max(message.top_ids[:]) >= vocab_size:
+        return f"it has an alternative beyond the vocabulary of {vocab_size}"
+    return ""

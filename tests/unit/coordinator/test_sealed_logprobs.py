@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
 from coordinator.text.tokenizer import ToyCodec
+from outrider.errors import OutriderError
 from outrider.results import Chunk
 from outrider.sampling.logprobs import raw_logprobs
 from outrider.sampling.params import Origin, SamplingParams, StoppingParams
@@ -19,7 +20,7 @@ from outrider.serving.events import event_to_pb
 from outrider.serving.messages import Header, Verdict
 from outrider.serving.read_results import read_event
 from outrider.serving.session_calls import read_target
-from outrider.serving.token_logprobs import TokenLogprobs
+from outrider.serving.token_logprobs import TokenLogprobs, fault_in
 from outrider.toy_text import toy_id
 from outrider.v1 import common_pb2, generation_pb2, target_pb2
 from target_worker.prompt_pass import logprobs
@@ -135,3 +136,65 @@ def test_what_a_later_version_tells_beside_goes_on() -> None:
 def test_alternatives_that_are_not_as_many_as_they_say_cannot_be_read(told: common_pb2.TokenLogprobs) -> None:
     with pytest.raises(ValueError, match="alternatives each"):
         convert.verdict_from_pb(verdict_of("A" * len(told.token_logprobs), told))
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        None,
+        generation_pb2.GenerateResponse(
+            prompt_logprobs=common_pb2.PromptLogprobs(
+                first_position=1, logprobs=common_pb2.TokenLogprobs(token_logprobs=[-1.0], num_top=1, top_ids=[3])
+            )
+        ),
+        generation_pb2.GenerateResponse(
+            chunk=generation_pb2.GenerateChunk(
+                token_ids=[3], logprobs=common_pb2.TokenLogprobs(token_logprobs=[-1.0], num_top=1, top_logprobs=[-1.0])
+            )
+        ),
+    ],
+    ids=["no message", "prompt", "chunk"],
+)
+def test_what_a_client_cannot_read_is_an_error_of_ours(response: generation_pb2.GenerateResponse | None) -> None:
+    with pytest.raises(OutriderError) as caught:
+        read_event(response)
+    assert caught.value.reason == "UNREADABLE"
+
+
+def test_logprobs_of_a_prompt_that_are_not_as_many_as_they_say_cannot_be_read() -> None:
+    told = common_pb2.TokenLogprobs(token_logprobs=[-1.0], num_top=2, top_ids=[3, 4], top_logprobs=[-1.0])
+    message = target_pb2.TargetServiceSessionResponse(
+        prompt_logprobs=common_pb2.PromptLogprobs(first_position=1, logprobs=told)
+    )
+    with pytest.raises(ValueError, match="alternatives each"):
+        read_target(message)
+
+
+@pytest.mark.parametrize(
+    ("values", "top_ids", "top_values", "num_top", "vocab_size", "fault"),
+    [
+        ([-1.0, -np.inf], [1, 2], [-1.0, -np.inf], 1, 3, ""),
+        ([0.0], [], [], 0, 0, ""),
+        ([-1.0], [0, 1], [-1.0, -2.0], 5, 2, ""),
+        ([-1.0], [2**32 - 1], [-1.0], 1, 0, ""),
+        ([], [], [], 5, 9, ""),
+        ([-1.0, np.nan], [], [], 0, 9, "NaN"),
+        ([np.nan, np.inf], [], [], 0, 9, "NaN"),
+        ([np.inf, -np.inf], [], [], 0, 9, "NaN"),
+        ([0.5], [], [], 0, 9, "above 0"),
+        ([-1.0], [1], [np.nan], 1, 9, "NaN"),
+        ([-1.0], [9], [-1.0], 1, 9, "vocabulary of 9"),
+        ([-1.0], [1], [-1.0], 2, 9, "1 alternatives to each token where 2"),
+        ([-1.0], [1], [-1.0], 0, 9, "1 alternatives to each token where 0"),
+        ([-1.0], [], [], 2, 9, "0 alternatives to each token where 2"),
+    ],
+)
+def test_numbers_that_are_no_logprobs_are_seen(
+    values: list[float], top_ids: list[int], top_values: list[float], num_top: int, vocab_size: int, fault: str
+) -> None:
+    told_top = len(top_ids) // max(1, len(values))
+    message = common_pb2.TokenLogprobs(
+        token_logprobs=values, num_top=told_top, top_ids=top_ids, top_logprobs=top_values
+    )
+    found = fault_in(message, num_top, vocab_size)
+    assert (fault in found) if fault else not found
