@@ -135,7 +135,7 @@ class Generation:
         draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
         local = self._pool.local_drafts(stream)
         keep = for_each(keep_step, live.keep, *meter.keeps, *trace.keeps)
-        loop = RoundLoop(stream, target, draft, local, self._pool.policy(stream.request), outbox, arrived, keep)
+        loop = RoundLoop(stream, target, draft, local, self._pool.guarded_policy(stream), outbox, arrived, keep)
         try:
             async with asyncio.timeout_at(deadline):
                 if stream.choice and stream.request.prompt_logprobs is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from coordinator.fleet.standing import Conduct
 from coordinator.fleet.worker import WorkerRecord
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.fixed import FixedGamma
+from coordinator.gamma.guarded import GuardedGamma
 from coordinator.gamma.policy import Candidate, GammaPolicy
 from coordinator.gamma.shared import PairEstimates, SharedEstimates
 from coordinator.gamma.told import draft_candidates, target_candidates, tell
@@ -65,6 +67,11 @@ class SessionPool:
             # a draft worker ends chains by what it learnt of all streams
             ends_chains=request.learns_from_others,
         )
+
+    def guarded_policy(self, stream: Stream) -> GammaPolicy:
+        """The stream's, which costs speed where it fails, and what it shares with others is learnt anew."""
+        request = stream.request
+        return GuardedGamma(partial(self.policy, request), stream, partial(self._estimates.forget, request.model))
 
     def not_of_draft_workers(self, stream: Stream) -> tuple[str, ...]:
         """Drafters that run elsewhere: here, or inside targets."""

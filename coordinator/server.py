@@ -224,6 +224,8 @@ class GenerationServicer:
         healthy, detail = self._directory.health(worker)
         if worker.role == DRAFT:
             detail = detail or self._directory.standing(worker).fault(time.monotonic())
+        if not detail and worker.description is not None and worker.description.dropped:
+            detail = f"not used of what it tells: {worker.description.dropped}"
         status = pb.WorkerStatus(
             role=role_to_pb(worker.role),
             address=worker.address,

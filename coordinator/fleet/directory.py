@@ -248,6 +248,7 @@ class WorkerDirectory:
         reference, drafts = self._pairing.reference(name), self._pairing.paired(name)
         assert reference.text is not None
         targets = [w for w in self._pairing.serving(name) if self.health(w)[0]] or [reference]
+        trusted = [w for w in drafts if not self.standing(w).quarantine.reason]
         offered = {
             "draft workers": tuple(dict.fromkeys(n for w in drafts for n in self._pairing.usable(w, name))),
             "target workers": self._pairing.inside_targets(name),
@@ -257,7 +258,7 @@ class WorkerDirectory:
             description=reference.told.model,
             codec=reference.text.codec,
             chat_template=reference.text.chat_template,
-            max_draft_tokens=min(w.told.capacity.max_draft_tokens for w in (*targets, *drafts)),
+            max_draft_tokens=min(w.told.capacity.max_draft_tokens for w in (*targets, *trusted)),
             drafters=tuple(dict.fromkeys(n for names in offered.values() for n in names)),
             offered={who: names for who, names in offered.items() if names},
             may_offer_more=any(worker.description is None for worker in self._workers.values()),

@@ -222,6 +222,8 @@ class WorkerRecord:
             if known is None:
                 self.draining = False
                 self.text = await asyncio.to_thread(build_text_tools, found.model)
+            if found.dropped and (known is None or not known.dropped):
+                log.warning("%s worker %s: not used of what it tells: %s", self.role, self.address, found.dropped)
             self.description = found
             self.num_foreign_sessions = max(0, found.capacity.num_sessions - self.num_sessions)
             num_foreign_blocks = found.capacity.num_promised_blocks - self.num_promised_blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from coordinator.gamma.acceptance import PRIOR_HAZARD, Acceptance
 from coordinator.gamma.ahead import HitRate
@@ -97,10 +97,16 @@ class SharedEstimates:
 
     def __init__(self) -> None:
         self._costs: dict[str, RoundCosts] = {}
-        self._scopes: OrderedDict[Hashable, PairEstimates] = OrderedDict()
+        self._scopes: OrderedDict[tuple[str, str, bool], PairEstimates] = OrderedDict()
 
     def costs(self, model: str) -> RoundCosts:
         return self._costs.setdefault(model, RoundCosts())
+
+    def forget(self, model: str) -> None:
+        """All of it: something in there cannot be. Streams that run keep what they have."""
+        self._costs.pop(model, None)
+        for scope in [scope for scope in self._scopes if scope[0] == model]:
+            del self._scopes[scope]
 
     def apart(self, model: str) -> PairEstimates:
         """Of one stream that may learn from no other, what work takes aside."""

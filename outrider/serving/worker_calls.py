@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.errors import Internal
 from outrider.lm.interface import ModelDescription
 from outrider.lm.timing import PassTiming
 from outrider.server_info import CacheCounters, Capacity, TargetDrafter
@@ -21,6 +22,7 @@ from outrider.serving.convert_worker import (
 )
 from outrider.serving.same_names import read, write
 from outrider.serving.status import from_rpc_error
+from outrider.serving.told_numbers import drop_bad_hints, refuse_unusable
 from outrider.v1 import worker_pb2, worker_pb2_grpc
 
 Metadata = Sequence[tuple[str, str]]
@@ -53,12 +55,14 @@ class WorkerDescription:
     clock_offset_ms: float | None = None
     """How far its clock is ahead of ours, give or take half a round trip; None: not told."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    dropped: str = ""
+    """Hints that are not here since they cannot be; empty: none."""
 
 
 async def describe(
     channel: grpc.aio.Channel, *, without_tokenizer: bool, timeout_s: float, metadata: Metadata = ()
 ) -> WorkerDescription:
-    """Raises OutriderError."""
+    """Raises OutriderError: FailedPrecondition on a worker that cannot be used, for a number that it tells."""
     request, asked_s = worker_pb2.DescribeWorkerRequest(without_tokenizer=without_tokenizer), time.time()
     try:
         answer = await worker_pb2_grpc.WorkerServiceStub(channel).DescribeWorker(  # type: ignore[misc]
@@ -67,6 +71,10 @@ async def describe(
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from None
     told_s = time.time()
+    if answer is None:  # gRPC's word for bytes that are no such message
+        raise Internal("its description is no message of this version")
+    refuse_unusable(answer)
+    dropped = drop_bad_hints(answer)
     return WorkerDescription(
         role=_ROLES.get(answer.role, ""),
         model=description_from_pb(answer),
@@ -82,6 +90,7 @@ async def describe(
         target_fingerprints=tuple(answer.target_fingerprints),
         clock_offset_ms=1000 * (answer.unix_time_s - (asked_s + told_s) / 2) if answer.unix_time_s else None,
         versions=dict(answer.versions),
+        dropped=dropped,
     )
 
 

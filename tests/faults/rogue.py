@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -80,6 +80,8 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
         self.faults = faults
         self.incarnation = ""
         """Of another process than the worker's own, where it is set."""
+        self.describe: Callable[[Any], None] = lambda answer: None
+        """What it makes of the worker's own description."""
         self._silence_s = silence_s
         self._branch_faults = branch_faults
         self.counts = dict.fromkeys(FAULTS, 0)
@@ -88,6 +90,7 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
     async def DescribeWorker(self, request, context):
         answer = await worker_pb2_grpc.WorkerServiceStub(self._channel).DescribeWorker(request)
         answer.incarnation = self.incarnation or answer.incarnation
+        self.describe(answer)
         return answer
 
     async def Session(self, requests, context):

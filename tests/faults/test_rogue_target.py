@@ -7,6 +7,7 @@ case: such a worker cannot be told from a right one.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -78,9 +79,14 @@ class RogueTarget(target_pb2_grpc.TargetServiceServicer, worker_pb2_grpc.WorkerS
         self.channel = grpc.aio.insecure_channel(address)
         self.spoil = FAULTS["none"]
         self.num_spoilt = 0
+        self.spoil_prompt: Callable[[Any], Any] | None = None
+        """Of the logprobs of a prompt; None: they are as they came."""
+        self.describe: Callable[[Any], Any] = lambda answer: None
 
     async def DescribeWorker(self, request: Any, context: Any) -> Any:
-        return await worker_pb2_grpc.WorkerServiceStub(self.channel).DescribeWorker(request)
+        answer = await worker_pb2_grpc.WorkerServiceStub(self.channel).DescribeWorker(request)
+        self.describe(answer)
+        return answer
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         call, num_verdicts = target_pb2_grpc.TargetServiceStub(self.channel).Session(), 0
@@ -92,6 +98,9 @@ class RogueTarget(target_pb2_grpc.TargetServiceServicer, worker_pb2_grpc.WorkerS
                     if num_verdicts >= 3:
                         self.num_spoilt += 1
                         response = self.spoil(response) or response
+                if response.WhichOneof("message") == "prompt_logprobs" and self.spoil_prompt is not None:
+                    self.num_spoilt += 1
+                    self.spoil_prompt(response.prompt_logprobs.logprobs)
                 yield response
         finally:
             task.cancel()
@@ -152,3 +161,70 @@ async def test_every_text_is_whole_whatever_a_broken_target_says(gamma: int) -> 
         async with asyncio.timeout(60):
             while any(w.num_sessions or w.capacity.num_sessions for w in (await client.server_info()).workers):
                 await asyncio.sleep(0.02)
+
+
+LOGPROB_FAULTS: dict[str, Callable[[Any], Any]] = {
+    "one short": lambda told: told.top_logprobs.pop(),
+    "huge": lambda told: setattr(told, "num_top", 1 << 31),
+    "NaN": lambda told: told.token_logprobs.__setitem__(-1, math.nan),
+    "infinite": lambda told: told.token_logprobs.__setitem__(0, math.inf),
+    "above 0": lambda told: told.top_logprobs.__setitem__(0, 3.0),
+    "NaN beside": lambda told: told.top_logprobs.__setitem__(-1, math.nan),
+    "ids": lambda told: told.top_ids.__setitem__(0, 4_000_000_000),
+    "none": lambda told: told.CopyFrom(common_pb2.TokenLogprobs(token_logprobs=told.token_logprobs)),
+    "more": lambda told: told.CopyFrom(
+        common_pb2.TokenLogprobs(
+            token_logprobs=told.token_logprobs,
+            num_top=3,
+            top_ids=[1] * 3 * len(told.token_logprobs),
+            top_logprobs=[-1.0] * 3 * len(told.token_logprobs),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("of", ["prompt", "text"])
+async def test_logprobs_that_are_none_lose_the_worker_and_reach_no_client(of: str) -> None:
+    options: dict[str, Any] = {
+        "temperature": 0, "max_tokens": 8, "num_speculative_tokens": 0, "logprobs": True, "top_logprobs": 2,
+        "prompt_logprobs": 2,
+    }  # fmt: skip
+    async with one_rogue_of_two() as (client, rogue):
+        whole = await client.complete(PROMPT, **options)
+        assert whole.prompt_logprobs is not None
+        assert len(whole.prompt_logprobs.token_logprobs) == len(PROMPT) - 1
+        for name, spoil in LOGPROB_FAULTS.items():
+            rogue.num_spoilt = 0
+            if of == "prompt":
+                rogue.spoil_prompt = spoil
+            else:
+                rogue.spoil = lambda response, spoil=spoil: spoil(response.verdict.logprobs) and None
+            while not rogue.num_spoilt:
+                async with asyncio.timeout(60):
+                    answer = await client.complete(PROMPT, **options)
+                assert answer.token_ids == whole.token_ids, name
+                assert (answer.prompt_logprobs, answer.logprobs) == (whole.prompt_logprobs, whole.logprobs), name
+
+
+async def test_a_number_that_cannot_be_makes_a_target_unusable_or_is_dropped_and_is_named() -> None:
+    def spoil_defaults(answer: Any) -> None:
+        answer.generation_defaults.top_p = math.nan
+
+    def spoil_hints(answer: Any) -> None:
+        answer.timings.add(min_sequences=1, max_sequences=1, base_ms=math.nan, num_passes=99)
+        answer.unix_time_s = math.inf
+
+    async with one_rogue_of_two() as (client, rogue):
+        for describe, field, is_usable in (
+            (spoil_defaults, "generation_defaults.top_p", False),
+            (lambda answer: answer.capacity.Clear(), "capacity.num_blocks", False),
+            (spoil_hints, "base_ms is nan; unix_time_s is inf", True),
+        ):
+            rogue.describe = describe
+            async with asyncio.timeout(60):
+                while not any(
+                    field in w.detail and w.healthy == is_usable for w in (await client.server_info()).workers
+                ):
+                    await asyncio.sleep(0.02)
+            answer = await client.complete(PROMPT, max_tokens=8, num_speculative_tokens=3)
+            assert len(answer.token_ids) == 8, field
