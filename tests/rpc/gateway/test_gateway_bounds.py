@@ -134,3 +134,31 @@ async def test_a_page_under_a_name_that_is_not_this_machines_is_refused(
     assert answer.status_code == status
     if status == 403:
         assert error_of(answer)["code"] == "foreign_host"
+
+
+@in_module
+@pytest.mark.parametrize(
+    ("path", "host", "status"),
+    [
+        ("/v1/models", "evil.example:8080", 403),
+        ("/metrics", "evil.example", 403),
+        ("/version", "127.0.0.1.evil.example", 403),
+        ("/", "evil.example", 403),
+        ("/live", "evil.example", 200),
+        ("/health", "outrider-0.outrider.default.svc.cluster.local:8080", 200),
+        ("/v1/models", "10.1.2.3:8080", 200),
+        ("/v1/models", "[::1]:8080", 200),
+        ("/v1/models", "outrider-0:8080", 200),
+        ("/v1/models", "host.docker.internal:8080", 200),
+        ("/metrics", "models.example", 200),
+        ("/metrics", "", 200),
+    ],
+)
+async def test_what_a_rebound_page_only_reads_is_refused_though_it_has_no_origin(
+    served: Front, path: str, host: str, status: int
+) -> None:
+    """Browsers send none with what they take for their own site."""
+    answers = [await served.http.request(method, path, headers={"host": host}) for method in ("GET", "HEAD")]
+    assert [answer.status_code for answer in answers] == [status] * 2
+    if status == 403:
+        assert error_of(answers[0])["code"] == "foreign_host"
