@@ -191,7 +191,7 @@ class DraftSide:
         is_behind, is_first = num_behind >= MAX_STEP_ROWS, not link.has_proposed
         catch_up_s = catch_up.value(0.0) * num_behind / 1000 if is_behind else 0.0
         wait_s = self._wait_s(choice, history.value(0.0) * num_units / 1000) + catch_up_s
-        breaker = link.conduct.standing.breaker
+        standing = link.conduct.standing
         started = time.perf_counter()
         num_hits = link.ahead_counts.num_hits
         try:
@@ -203,7 +203,9 @@ class DraftSide:
             if not is_first:
                 # so that a worker that has become slower is waited for again, some rounds on
                 history.add((elapsed_ms - 1000 * catch_up_s) / num_units)
-            breaker.failed(time.monotonic(), elapsed_ms / 1000, self._pool.num_streams(link))
+            why = f"{'a first' if is_first else 'a'} proposal had not come after {elapsed_ms:.0f} ms"
+            lost_s, num_streams = elapsed_ms / 1000, self._pool.num_streams(link)
+            standing.failed(time.monotonic(), why, lost_s, num_streams, is_first)
             return Drafted(SealedProposal(), wait_ms=elapsed_ms)
         except OutriderError as error:
             elapsed_ms = 1000 * (time.perf_counter() - started)
@@ -220,9 +222,10 @@ class DraftSide:
         if link.is_cut:
             history.add(elapsed_ms / num_units)
             if link.vain_wait_s:
-                breaker.failed(time.monotonic(), link.vain_wait_s, self._pool.num_streams(link))
+                why = f"the next draft of a proposal had not come after {1000 * link.vain_wait_s:.0f} ms"
+                standing.failed(time.monotonic(), why, link.vain_wait_s, self._pool.num_streams(link))
             return Drafted(proposal, network_ms, catch_up_ms=catch_up_ms)
-        breaker.succeeded(time.monotonic())
+        standing.succeeded(time.monotonic())
         if link.ahead_counts.num_hits > num_hits:
             return Drafted(proposal, ahead=LATE, branch_wait_ms=elapsed_ms, build_ms=link.last_build_ms)
         if proposal.num_draft_tokens == choice.num_draft_tokens or choice.price is not None:
@@ -362,7 +365,8 @@ class DraftSide:
         if link is not None and error.reason not in (SESSION_LOST, DRAINING):
             self._stream.statistics.num_draft_failures += 1
             if isinstance(error, Unavailable | Aborted | Internal):  # else it refuses this stream, or its time is up
-                link.conduct.standing.breaker.failed(now, lost_s, self._pool.num_streams(link))
+                why = f"it was lost: {error.message[:200]}"
+                link.conduct.standing.failed(now, why, lost_s, self._pool.num_streams(link))
             if error.reason in (NOT_UNDERSTOOD, FLOODED):
                 link.conduct.bad(error.message)
         if link is not None and error.reason != DRAINING:

@@ -14,6 +14,7 @@ from draft_worker.head_stream import HeadStream
 from draft_worker.held_head import HeldHead, check_head_settings
 from draft_worker.session import KNOWN_DRAFTERS, DraftSession
 from draft_worker.text_drafter import NAME as TEXT
+from draft_worker.warm_up import WarmUp
 from outrider.drafting.proposal import Proposal
 from outrider.drafting.ratio_stop import Judged, Price
 from outrider.errors import InvalidArgument
@@ -49,7 +50,7 @@ async def serve(
         service=SERVICE,
         make_servicer=partial(DraftServicer, head=head),
         drafters=() if head else settings.drafters,
-        equipment=head,
+        equipment=head or WarmUp(settings),
         loaded=loaded,
         stop=stop,
         on_ready=on_ready,

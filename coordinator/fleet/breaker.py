@@ -87,16 +87,20 @@ class CircuitBreaker:
             self._trial, self._trial_until = who, now + TRIAL_S
         return now >= self._open_until and self._trial == who
 
-    def failed(self, now: float, lost_s: float = 0.0, num_streams: int = 1) -> None:
-        """One of `num_streams` has lost the worker, or has given up waiting for it after `lost_s`."""
+    def failed(self, now: float, lost_s: float = 0.0, num_streams: int = 1, is_cold: bool = False) -> None:
+        """One of `num_streams` has lost the worker, or has given up waiting for it after `lost_s`. is_cold: of the
+        first thing that it asked there, which waits for its prompt's pass and for whatever a process does but once:
+        that costs what it costs, and alone it is no proof of a worker that goes on so."""
         self._num_streams = max(num_streams, self._num_streams * 0.5 ** max(0.0, now - self._level_at), 1.0)
-        self._level_s = self._drained(now) + max(lost_s, MIN_COST_S) / self._num_streams
+        before_s = self._drained(now)
+        self._level_s = before_s + max(lost_s, MIN_COST_S) / self._num_streams
         self._level_at = now
         circuit = self.circuit(now)
         if circuit is Circuit.OPEN:
             return  # streams that asked before it was
         is_on_trial = circuit is Circuit.HALF_OPEN or now < self._closed_at + self._open_s
-        if self._limits.lost_share < 1 and (is_on_trial or self._level_s >= BUDGET_S):
+        is_proof = self._level_s >= BUDGET_S and not (is_cold and before_s < MIN_COST_S)
+        if self._limits.lost_share < 1 and (is_on_trial or is_proof):
             least_s = 2 * self._open_s if is_on_trial else MIN_OPEN_S
             self._open(now, max(least_s, self._level_s / self._limits.lost_share))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -20,6 +21,7 @@ from coordinator.fleet.breaker import (
     Circuit,
     CircuitBreaker,
 )
+from coordinator.fleet.standing import Standing
 
 LIMITS = BreakerLimits(lost_share=0.02, max_open_s=60.0)
 
@@ -37,16 +39,16 @@ def opened(now: float = 100.0, lost_s: float = 1.0) -> CircuitBreaker:
 
 @settings(max_examples=scaled(400, at_least=60), deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(0.0, 20.0), st.booleans(), st.floats(0.0, 1.2)), max_size=120),
+    st.lists(st.tuples(st.floats(0.0, 20.0), st.booleans(), st.floats(0.0, 1.2), st.booleans()), max_size=120),
     st.floats(0.0, 1.0, exclude_max=True),
 )
 def test_a_flapping_worker_costs_no_more_than_its_share_however_it_times_it(
-    tries: list[tuple[float, bool, float]], jitter: float
+    tries: list[tuple[float, bool, float, bool]], jitter: float
 ) -> None:
     """One stream asks whenever it is let through; the worker decides each time how that ends, and how long it lives."""
     one, now, lost_s = breaker(jitter), 0.0, 0.0
-    most_s = max([MIN_COST_S, *(cost for _, _, cost in tries)])
-    for pause_s, works, cost_s in tries:
+    most_s = max([MIN_COST_S, *(cost for _, _, cost, _ in tries)])
+    for pause_s, works, cost_s, is_cold in tries:
         now += pause_s
         if not one.admits("stream", now):
             continue
@@ -55,7 +57,7 @@ def test_a_flapping_worker_costs_no_more_than_its_share_however_it_times_it(
             continue
         now += cost_s
         lost_s += cost_s
-        one.failed(now, cost_s)
+        one.failed(now, cost_s, is_cold=is_cold)
         assert lost_s <= LIMITS.lost_share * now + BUDGET_S + 2 * most_s
 
 
@@ -93,6 +95,65 @@ def test_a_single_death_opens_nothing_and_two_waits_in_a_row_do() -> None:
     one.failed(12.0, 0.25)
     assert one.circuit(12.0) is Circuit.OPEN
     assert one.num_openings == 1
+
+
+@pytest.mark.parametrize("cost_s", [BUDGET_S, 1.0, 5.0])
+def test_one_cold_start_is_no_proof_and_a_second_one_is(cost_s: float) -> None:
+    """A first proposal waits for its prompt's pass and for whatever a process does but once."""
+    one = breaker()
+    one.failed(10.0, cost_s, is_cold=True)
+    assert one.circuit(10.0) is Circuit.CLOSED
+    one.failed(11.0, cost_s, is_cold=True)
+    assert one.circuit(11.0) is Circuit.OPEN
+    assert one.open_s(11.0) == min(2 * cost_s / LIMITS.lost_share, LIMITS.max_open_s) - (cost_s < 0.6), "it was counted"
+
+
+def test_what_a_cold_start_has_cost_is_not_forgiven() -> None:
+    one = breaker()
+    one.failed(10.0, 1.0, is_cold=True)
+    one.failed(12.0, MIN_COST_S)
+    assert one.circuit(12.0) is Circuit.OPEN
+    seldom = breaker()
+    for number in range(5):
+        seldom.failed(number / LIMITS.lost_share, 0.95, is_cold=True)
+    assert seldom.num_openings == 0
+
+
+def test_a_cold_start_right_after_a_death_is_one_and_one_on_trial_fails_the_trial() -> None:
+    one = breaker()
+    one.failed(10.0)
+    one.failed(10.5, 1.0, is_cold=True)
+    assert one.circuit(10.5) is Circuit.CLOSED
+    other = opened()
+    now = 100.0 + other.open_s(100.0)
+    assert other.admits("a", now)
+    other.failed(now, 1.0, is_cold=True)
+    assert other.circuit(now) is Circuit.OPEN
+
+
+def test_the_log_tells_when_a_worker_is_left_alone_why_and_until_when(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    one = Standing("host:1", breaker())
+    one.failed(100.0, "a first proposal had not come after 1000 ms", 1.0, 1, True)
+    assert not caplog.records
+    assert one.fault(100.0) == ""
+    one.failed(101.0, "a proposal had not come after 500 ms", 0.5)
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    message = warning.getMessage()
+    assert message.startswith("draft worker host:1: circuit open, left alone for 60 s")
+    assert "a proposal had not come after 500 ms" in message
+    assert "left alone for 50 s more: a proposal had not come after 500 ms" in one.fault(111.0)
+    one.failed(102.0, "another stream's, which asked before", 0.5)
+    assert len(caplog.records) == 1
+    assert "one stream tries it: a proposal had not come" in one.fault(161.0)
+    for _ in range(NUM_TRIAL_SUCCESSES):
+        one.succeeded(161.0)
+    (_, closed) = caplog.records
+    assert (closed.levelname, one.fault(161.0)) == ("INFO", "")
+    assert "host:1: circuit closed, 60 s after it opened" in closed.getMessage()
+    one.succeeded(170.0)
+    assert len(caplog.records) == 2
 
 
 def test_deaths_are_forgotten_with_time() -> None:

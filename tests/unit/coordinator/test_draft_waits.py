@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from coordinator import drafting
 from coordinator.draft_link import DraftLate
 from coordinator.drafting import FIRST_WAIT_S, MIN_WAIT_S, WAIT_FACTOR, Avoided, DraftSide
+from coordinator.fleet.breaker import BreakerLimits, Circuit, CircuitBreaker
+from coordinator.fleet.standing import Conduct, Standing
 from coordinator.gamma.policy import Choice
 from outrider.drafting.proposal import MAX_STEP_ROWS
 from outrider.median import Median
@@ -60,12 +63,13 @@ class Link:
     """What `propose` asks of a session. proposal: None: it never comes."""
 
     address, is_cut, ahead_counts = "worker", False, SimpleNamespace(num_hits=0, num_misses=0)
-    breaker = SimpleNamespace(failed=lambda *_: None, succeeded=lambda *_: None)
-    conduct = SimpleNamespace(standing=SimpleNamespace(breaker=breaker))
 
-    def __init__(self, *, num_behind: int, has_proposed: bool, proposal: SealedProposal | None = None) -> None:
-        self.num_behind, self.has_proposed = num_behind, has_proposed
+    def __init__(
+        self, *, num_behind: int, has_proposed: bool, proposal: SealedProposal | None = None, lasts_s: float = 0.0
+    ) -> None:
+        self.num_behind, self.has_proposed, self.lasts_s = num_behind, has_proposed, lasts_s
         self.wait_s = 0.0
+        self.conduct = Conduct(Standing())
         self._proposal = proposal
 
     def take_num_dropped(self) -> int:
@@ -77,6 +81,7 @@ class Link:
     async def propose(self, num_draft_tokens: int, drafter: str, wait_s: float, *_: Any) -> Any:
         self.wait_s = wait_s
         if self._proposal is None:
+            await asyncio.sleep(self.lasts_s)
             raise DraftLate
         await asyncio.sleep(0.02)
         return self._proposal
@@ -98,6 +103,17 @@ async def test_a_drafter_that_lacks_a_plain_run_is_given_the_time_to_compute_it(
 async def test_how_long_a_prompt_takes_says_nothing_of_how_long_drafts_do() -> None:
     _, history = await propose(side(), Link(num_behind=0, has_proposed=False))
     assert len(history) == 1
+
+
+async def test_a_first_proposal_that_is_late_does_not_open_the_circuit_alone_and_two_streams_do() -> None:
+    standing = Standing("worker", CircuitBreaker(BreakerLimits(0.02, 60.0)))
+    for circuit in (Circuit.CLOSED, Circuit.OPEN):
+        link = Link(num_behind=0, has_proposed=False, lasts_s=0.6)
+        link.conduct = Conduct(standing)
+        drafted, _ = await propose(side(), link)
+        assert drafted.wait_ms >= 600
+        assert standing.breaker.circuit(time.monotonic()) is circuit
+    assert "a first proposal had not come after" in standing.fault(time.monotonic())
 
 
 @pytest.mark.parametrize(
