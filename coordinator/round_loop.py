@@ -296,7 +296,8 @@ class RoundLoop:
         )
         verdict, statistics = timed.verdict, self._stream.statistics
         network_ms = timed.network_ms + drafted.network_ms
-        statistics.draft_ms += proposal.draft_ms
+        draft_ms = proposal.draft_ms + drafted.branch_wait_ms
+        statistics.draft_ms += draft_ms
         statistics.verify_ms += timed.work_ms
         statistics.network_ms += network_ms
         statistics.num_proposal_bytes += 2 * proposal.num_bytes
@@ -314,7 +315,7 @@ class RoundLoop:
                 num_draft_tokens=verdict.num_draft_tokens,
                 num_accepted_draft_tokens=chunk.origins.count(Origin.ACCEPTED),
                 drafter=proposal.drafter,
-                draft_ms=proposal.draft_ms,
+                draft_ms=draft_ms,
                 verify_ms=timed.work_ms,
                 network_ms=network_ms,
                 queue_ms=timed.queue_ms,

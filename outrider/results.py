@@ -71,7 +71,8 @@ class GammaCause(Named):
 class Step:
     """One round, as the coordinator measured it; times in ms. `round_ms` holds all the others but `emit_ms`, which
     comes after it; `sampling_ms` is a part of `verify_ms`. `ahead`: what became of the branches that the round before
-    asked for, hit, late or miss; empty: none were. `cause`: of the number of drafts, which `reason` says in more words.
+    asked for, hit, late or miss; empty: none were. A hit was drafted beside the round before: 0 `draft_ms`; a late one
+    was waited for as long. `cause`: of the number of drafts, which `reason` says in more words.
     `price_tokens_per_ms`: what each ms of drafting had to earn for the chain to go on; 0: it was as long as wanted."""
 
     num_draft_tokens_wanted: int

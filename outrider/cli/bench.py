@@ -38,6 +38,7 @@ from outrider.cli.measure import (
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.prompts import WORKLOADS, read_prompts, spread
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, small_worker
+    draft_ms_per_token,
 from outrider.client import GenerateOptions
 from outrider.errors import InvalidArgument
 from outrider.sampling.params import SamplingParams
@@ -223,7 +224,7 @@ class _Run:
                 speculative.append(with_drafts)
                 ratios.append(seconds / greedy.last_s)
                 engine_s.append(seconds)
-        result = _summary(plain, speculative)
+        result = _summary(plain, speculative, await bench.draft_pass_ms(_context(speculative)))
         if engine is not None:
             result["gamma0_ratio"] = median(ratios)
             result["engine_tokens_per_s"] = median(max_tokens / seconds for seconds in engine_s)
@@ -263,13 +264,19 @@ def _part(report: OnProgress, number: int, num_parts: int) -> OnProgress:
     return report_part
 
 
-def _summary(plain: list[Timed], speculative: list[Timed]) -> dict[str, Any]:
+def _context(runs: list[Timed]) -> float:
+    """Tokens that a pass of these reads, in the mean."""
+    usages = [run.completion.usage for run in runs]
+    return median(usage.prompt_tokens + usage.completion_tokens / 2 for usage in usages)
+
+
+def _summary(plain: list[Timed], speculative: list[Timed], draft_pass_ms: float) -> dict[str, Any]:
     without, with_drafts = Pace.of(plain), Pace.of(speculative)
     acceptance = Acceptance.of(run.completion for run in speculative)
     rounds = [step for step in steps_of(run.completion for run in speculative) if step.num_draft_tokens]
     plain_rounds = [step for step in steps_of(run.completion for run in plain) if step.verify_ms]
     verify_ms = median(step.verify_ms for step in plain_rounds)
-    draft_ms = median(step.draft_ms / step.num_draft_tokens for step in rounds)
+    draft_ms = draft_ms_per_token((run.completion for run in speculative), draft_pass_ms)
     c = draft_ms / verify_ms if verify_ms else 0.0
     alpha = acceptance.alpha((step.num_draft_tokens, step.num_accepted_draft_tokens) for step in rounds)
     overheads = [step.overhead_ms for step in rounds]

@@ -20,6 +20,7 @@ from outrider.cli.prompts import for_model
 from outrider.cli.stack import Stack, local_stack, small_worker
 from outrider.client import Client, GenerateOptions, Prompt
 from outrider.errors import OutriderError
+from outrider.lm.timing import expected_ms
 from outrider.results import Chunk, Gathering
 from outrider.server_info import CacheCounters, ModelInfo
 from outrider.settings import CoordinatorSettings, TargetWorkerSettings
@@ -118,6 +119,13 @@ class Bench:
             timings = [asdict(timing) for timing in told.timings]
             found.append({"role": told.role, "model": told.model.model, "timings": timings})
         return found
+
+    async def draft_pass_ms(self, num_context_tokens: float) -> float:
+        """By the draft worker's own account, of one stream and one draft; 0 where there is none."""
+        for told in await self._descriptions():
+            if told.role == "draft":
+                return expected_ms(told.timings, num_rows=1, num_context_tokens=num_context_tokens) or 0.0
+        return 0.0
 
     async def heads(self) -> list[str]:
         """Drafters inside the target, as requests name them."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from coordinator.gamma.policy import HIT, LATE
 from outrider.results import Completion, Step
 
 NUM_HOPS = 2
@@ -116,6 +118,32 @@ def describe_positions(shares: Sequence[float]) -> str:
         return ", ".join(filter(None, (told, *(["0.00"] if len(shares) > depth else []))))
     rest = f"0.00 at {depth + 1} to {len(shares)} (in a tree several drafts stand at one depth)"
     return ", ".join(filter(None, (told, rest)))
+
+
+def draft_ms_per_token(completions: Iterable[Completion], pass_ms: float = 0.0) -> float:
+    """What a draft takes, the median over rounds. Drafts made ahead of the verdict took the draft worker's time and not
+    their round's: they count as what that drafter took where it was asked.
+
+    The first drafts of a stream wait for the prompt's pass too: they count where nothing else tells. pass_ms: the draft
+    worker's own account of a pass over one row, for runs whose other rounds were all drafted ahead; 0: none.
+    """
+    first: dict[str, list[float]] = {}
+    asked: dict[str, list[float]] = {}
+    ahead: list[str] = []
+    for completion in completions:
+        rounds = [step for step in steps_of([completion]) if step.num_draft_tokens]
+        for index, step in enumerate(rounds):
+            if step.ahead in (HIT, LATE):
+                ahead.append(step.drafter)
+            else:
+                found = asked if index else first
+                found.setdefault(step.drafter, []).append(step.draft_ms / step.num_draft_tokens)
+
+    def typical(drafter: str) -> float:
+        return median(asked[drafter]) if drafter in asked else pass_ms or median(first.get(drafter, ()))
+
+    told = [*itertools.chain(*asked.values()), *map(typical, ahead)]
+    return median(told or itertools.chain(*first.values()))
 
 
 def formula_speedup(alpha: float, gamma: float, c: float) -> float:

@@ -102,6 +102,26 @@ async def test_adaptive_streams_find_out_that_it_pays() -> None:
     check(answer.speculation, wanted=True)
 
 
+async def test_the_wait_for_a_branch_under_way_is_told_as_drafting() -> None:
+    """Neither as network nor as nobody's time: who reads the one would look for a nearer machine."""
+    target, draft = "toy:vocab=16,seed=1,pass_ms=15", "toy:vocab=16,seed=1,agreement=0.95,pass_ms=6"
+    async with in_process_stack(target, draft, **AHEAD) as stack, outrider.Client(stack.address) as client:
+        answer = await client.complete(
+            PROMPT, seed=1, max_tokens=40, num_speculative_tokens=3, drafter="model", acceptance="coupled",
+            report_steps=True,
+        )  # fmt: skip
+    steps = [chunk.step for chunk in answer.chunks if chunk.step]
+    late = [step for step in steps if step.ahead == "late"]
+    if not late:
+        pytest.skip("INCONCLUSIVE: no branch was waited for")
+    for step in late:
+        assert step.draft_ms > 0
+        assert step.draft_network_ms == 0
+        assert step.draft_ms + step.network_ms + step.queue_ms + step.verify_ms <= step.round_ms
+    assert not any(step.draft_ms for step in steps if step.ahead == "hit")
+    assert answer.timings.draft_ms == pytest.approx(sum(step.draft_ms for step in steps))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block"])
 async def test_the_joint_law_is_the_targets(rule: str) -> None:

@@ -16,6 +16,7 @@ from outrider.cli.measure import (
     Acceptance,
     add_up,
     describe_positions,
+    draft_ms_per_token,
     formula_speedup,
     median,
     percentile,
@@ -23,7 +24,7 @@ from outrider.cli.measure import (
     zero_gain_concurrency,
 )
 from outrider.errors import InvalidArgument
-from outrider.results import Step
+from outrider.results import Chunk, Completion, Step
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,27 @@ def test_a_cost_is_the_median_over_prompts() -> None:
     assert _cost([(1.0, 1.5), (2.0, 2.0), (4.0, 5.0)]) == 0.25
     assert _cost([(0.0, 1.0), (1.0, 1.5)]) == 0.5
     assert _cost([(0.0, 1.0)]) is None
+
+
+def answer(*steps: Step) -> Completion:
+    """Of which only the rounds count."""
+    chunks = tuple(Chunk(0, (1,), "", step=step) for step in steps)
+    return Completion("", (), (), None, chunks, "length", None, *[None] * 4)  # type: ignore[arg-type]
+
+
+def test_the_cost_of_a_draft_is_that_of_drafts_which_were_asked_for() -> None:
+    plain = dataclasses.replace(STEP, num_draft_tokens=0, draft_ms=0)
+    first, asked = dataclasses.replace(STEP, draft_ms=40), dataclasses.replace(STEP, draft_ms=8, ahead="miss")
+    hit, late = (dataclasses.replace(STEP, draft_ms=ms, ahead=ahead) for ms, ahead in ((0, "hit"), (1, "late")))
+    guess = dataclasses.replace(STEP, drafter="lookup", draft_ms=0)
+    assert draft_ms_per_token([answer(plain, first, asked, hit, hit, late)]) == 2  # 8 ms for 4 drafts
+    assert draft_ms_per_token([answer(plain, first, hit, hit)]) == 10, "nothing else tells"
+    assert draft_ms_per_token([answer(plain, first, hit, late)], 3.0) == 3, "the worker's own account does"
+    assert draft_ms_per_token([answer(first, asked, hit)], 3.0) == 2
+    assert draft_ms_per_token([answer(first), answer(first)], 3.0) == 10, "of one drafted round each"
+    assert draft_ms_per_token([answer(first, guess, guess, asked, hit, hit)]) == 2, "guesses tell of themselves alone"
+    assert draft_ms_per_token([answer(guess, guess, guess)], 3.0) == 0
+    assert draft_ms_per_token([answer(plain)], 3.0) == 0
 
 
 def test_short_runs_are_inconclusive() -> None:
