@@ -66,7 +66,7 @@ class Completions(Api[CompletionFields]):
         return options
 
     def logprobs(self, fields: CompletionFields, chunk: Chunk, spelling: Spelling, offset: int) -> dict[str, Any]:
-        return completion_logprobs(chunk, spelling, offset, fields.logprobs or 0)
+        return completion_logprobs(chunk, spelling, offset)
 
     def join_logprobs(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         joined: dict[str, Any] = {}

@@ -56,16 +56,20 @@ def _entry(token_id: int, logprob: float, spelling: Spelling) -> dict[str, Any]:
     return {"token": written.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(written)}
 
 
-def completion_logprobs(chunk: Chunk, spelling: Spelling, offset: int, num_top: int) -> dict[str, Any]:
-    """`choices[].logprobs` of completions. `offset`: of the chunk's first token within the text, in characters."""
+def completion_logprobs(chunk: Chunk, spelling: Spelling, offset: int) -> dict[str, Any]:
+    """`choices[].logprobs` of completions. The token that was taken is among the top ones, as one more where it is not
+    as likely as they are. `offset`: of the chunk's first token within the text, in characters."""
     assert chunk.logprobs is not None
     tokens = [spelling[token_id].decode(errors="replace") for token_id in chunk.token_ids]
+    taken = [_finite(value) for value in chunk.logprobs.token_logprobs]
     offsets = [offset + sum(map(len, tokens[:index])) for index in range(len(tokens))]
     rows = chunk.logprobs.top or ((),) * len(tokens)
     return {
         "tokens": tokens,
-        "token_logprobs": [_finite(value) for value in chunk.logprobs.token_logprobs],
-        "top_logprobs": [_top(row, spelling) for row in rows] if num_top else None,
+        "token_logprobs": taken,
+        "top_logprobs": [
+            _top(row, spelling) | {token: value} for row, token, value in zip(rows, tokens, taken, strict=True)
+        ],
         "text_offset": offsets,
     }
 

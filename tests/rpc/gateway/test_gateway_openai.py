@@ -167,7 +167,14 @@ async def test_completion_logprobs_have_offsets_into_the_text(served: Front) -> 
     assert told.tokens is not None
     assert told.text_offset == list(range(12))
     assert "".join(told.tokens) == whole.choices[0].text
-    assert [len(row) for row in told.top_logprobs or ()] == [2] * 12
+    assert told.top_logprobs is not None
+    assert {len(row) for row in told.top_logprobs} == {2, 3}, "one more where it is unlikely"
+    for row, token, logprob in zip(told.top_logprobs, told.tokens, told.token_logprobs or (), strict=True):
+        assert row[token] == logprob
+        assert len(row) == 2 or logprob == min(row.values())
+    alone = await served.openai.completions.create(**{**options, "logprobs": 0})
+    assert alone.choices[0].logprobs is not None
+    assert [list(row) for row in alone.choices[0].logprobs.top_logprobs or ()] == [[token] for token in told.tokens]
     stream = await served.openai.completions.create(**options, stream=True)
     offsets: list[int] = []
     async for piece in stream:
