@@ -7,6 +7,7 @@ from typing import Any
 from coordinator.checks import check_ids
 from coordinator.model import ServedModel
 from coordinator.strict_json import parse_json
+from coordinator.text.chat import ROLES, ChatTemplate
 from outrider.errors import InvalidArgument
 
 MAX_KWARGS_BYTES = 65_536
@@ -54,9 +55,11 @@ def chat_ids(chat: Any, model: ServedModel) -> tuple[int, ...]:
         )
     if not chat.messages:
         raise InvalidArgument("chat.messages is empty, it needs at least one message", field="chat.messages")
+    # a template that writes out whatever it is given would take a misspelt role for one
+    roles = {*ROLES, *model.chat_template.own_roles}
     for index, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidArgument(f"chat.messages[{index}].role is empty", field=f"chat.messages[{index}].role")
+        if message.role not in roles:
+            raise _no_role(f"chat.messages[{index}].role", message.role, model.chat_template)
     size = sum(len(message.content) for message in chat.messages)
     _check_size("chat", size // model.codec.max_token_chars, model, exact=False)
     goes_on = chat.continue_final_message
@@ -74,6 +77,12 @@ def chat_ids(chat: Any, model: ServedModel) -> tuple[int, ...]:
         kwargs=_template_kwargs(chat.chat_template_kwargs, model.chat_template.kwargs_names),
     )
     return tuple(model.codec.encode(text, add_special_tokens=False))
+
+
+def _no_role(field: str, role: str, template: ChatTemplate) -> InvalidArgument:
+    known = ", ".join((*ROLES, *sorted(template.own_roles)))
+    what = f"is {role!r:.80}, must be" if role else "is empty: give"
+    return InvalidArgument(f"{field} {what} one of {known}", field=field)
 
 
 def _template_kwargs(source: str, known: frozenset[str]) -> dict[str, Any]:

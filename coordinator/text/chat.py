@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.meta
+from jinja2 import nodes
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import InvalidArgument
 
 Message = Mapping[str, str]
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""OpenAI's: templates that write out any role know them by their name alone, and those that do not refuse them."""
 OWN_NAMES = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tools"})
 _END_OF_FINAL_MESSAGE = "OUTRIDER_END_OF_FINAL_MESSAGE "
 """Put behind the last message, and cut off with all that the template adds after it. A template that trims its messages
@@ -31,6 +34,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        self.own_roles = frozenset(_roles_compared_with(environment.parse(source))) - set(ROLES)
+        """Of turns, that this template knows beside `ROLES`."""
         read = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.kwargs_names = frozenset(read - environment.globals.keys() - special_tokens.keys() - OWN_NAMES)
         """What a request may set: variables that the template reads and that are not given by us or the model."""
@@ -61,6 +66,16 @@ class ChatTemplate:
                 field="chat.messages",
                 reason="CHAT_TEMPLATE_REFUSED",
             ) from error
+
+
+def _roles_compared_with(template: nodes.Template) -> Iterator[str]:
+    """Texts that it holds the role of a message against."""
+    for comparison in template.find_all(nodes.Compare):
+        parts = list(comparison.find_all((nodes.Const, nodes.Getattr, nodes.Name)))
+        texts = [part.value for part in parts if isinstance(part, nodes.Const) and isinstance(part.value, str)]
+        names = [part.attr if isinstance(part, nodes.Getattr) else getattr(part, "name", "") for part in parts]
+        if "role" in texts or "role" in names:
+            yield from (text for text in texts if text not in ("", "role"))
 
 
 def _cut_after(content: str, text: str) -> str:

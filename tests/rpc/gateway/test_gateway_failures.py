@@ -79,6 +79,7 @@ in_module = pytest.mark.asyncio(loop_scope="module")
         (CHAT, {"messages": []}, "messages", "invalid_value"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
         (CHAT, {"messages": [{"content": "a"}]}, "messages[0].role", "invalid_value"),
+        (CHAT, {"messages": [{"role": "usr", "content": "a"}]}, "messages[0].role", "invalid_value"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages[0].name",
          "unsupported_parameter"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

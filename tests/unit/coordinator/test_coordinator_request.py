@@ -326,6 +326,40 @@ def test_chat_goes_through_the_template() -> None:
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{% if mode is defined %}{{ mode }}{% endif %}{{ tone }}!{% endif %}"
+@pytest.mark.parametrize("role", ["usr", "robot", "User", "content", "x" * 1000])
+def test_a_role_that_nobody_knows_is_refused_though_the_template_would_write_it_out(role: str) -> None:
+    source = (
+        "{% for m in messages %}{{ m.role[0] | upper }}{{ m.content }}{% endfor %}{% if 'content' == tone %}{% endif %}"
+    )
+    model = replace(MODEL, chat_template=ChatTemplate(source, {}))
+    message = pb.GenerateRequest()
+    for known in ("system", "developer", "user", "assistant", "tool", "function"):
+        message.chat.messages.add(role=known, content="A")
+    assert resolve(message, model, SETTINGS, request_id="r").prompt_ids
+    message.chat.messages.add(role=role, content="A")
+    with pytest.raises(OutriderError) as caught:
+        resolve(message, model, SETTINGS, request_id="r")
+    assert caught.value.field == "chat.messages[6].role"
+    known = "system, developer, user, assistant, tool, function"
+    assert caught.value.message.endswith(f", must be one of {known}")
+    assert len(caught.value.message) < 250
+
+
+def test_roles_that_a_template_tells_apart_are_its_own() -> None:
+    source = (
+        "{% for m in messages %}{% set role = m['role'] %}{% if m['role'] == 'ipython' or m.role in ['observation'] %}"
+        "{% elif role == 'context' or m.content == 'A' %}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    model = replace(MODEL, chat_template=ChatTemplate(source, {}))
+    message = pb.GenerateRequest()
+    for known in ("ipython", "observation", "context"):
+        message.chat.messages.add(role=known, content="A")
+    assert resolve(message, model, SETTINGS, request_id="r").prompt_ids
+    message.chat.messages.add(role="A", content="A")
+    with pytest.raises(OutriderError, match="function, context, ipython, observation"):
+        resolve(message, model, SETTINGS, request_id="r")
+
+
 )
 
 
