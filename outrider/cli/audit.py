@@ -59,10 +59,11 @@ def _command(
 ) -> None:
     """Decide a recorded stream again, coin by coin, and certify that each token is what rule, seed and target decide.
 
-    Exit code 0: AUDITED, 1: BREACH, 3: INCONCLUSIVE (nothing was drafted, or the record is incomplete). With several
-    streams the worst one counts. --json prints one line for each stream.
+    Exit code 0: AUDITED, 1: BREACH, 3: INCONCLUSIVE (nothing was drafted, or the record is incomplete), 4: no record
+    could be had or decided again (nobody answers, unknown id, another model), 2: usage. With several streams the worst
+    one counts. --json prints one line for each stream.
     """
-    with reporting_errors():
+    with reporting_errors(is_finding=True):
         refuse_unknown_variables()
         records = _records(request, address)
         if save is not None:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from outrider.cli.console import err, out
-from outrider.cli.generate import describe
+from outrider.cli.generate import NO_DRAFT_WORKER, describe, why_nobody_drafts
 from outrider.cli.painter import Painter
 from outrider.cli.palette import system_of
 from outrider.client import Client, GenerateOptions
@@ -146,7 +146,8 @@ class Session:
                     answer.complete, answer.seconds = event, time.perf_counter() - begin
                     out.print()
                     if self._stats:
-                        err.print(describe(event, reasons), style="dim", markup=False)
+                        why = await why_nobody_drafts(self._client) if NO_DRAFT_WORKER in reasons else ""
+                        err.print(describe(event, why), style="dim", markup=False)
 
 
 def _number(name: str, text: str, most: int, otherwise: str) -> int:

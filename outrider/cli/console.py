@@ -27,6 +27,8 @@ EXIT_USAGE = 2
 EXIT_INCONCLUSIVE = 3
 EXIT_BROKEN_PIPE = 141
 """What a shell tells of a process that SIGPIPE ended."""
+EXIT_UNTOLD = 4
+"""Of commands whose EXIT_FAILURE is a finding: nothing could be asked or compared, so there is none."""
 _EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "gguf"), "worker"),
     "matplotlib": "plot",
@@ -75,9 +77,10 @@ def debugging() -> bool:
 
 
 @contextmanager
-def reporting_errors(*settings: type[BaseSettings]) -> Iterator[None]:
+def reporting_errors(*settings: type[BaseSettings], is_finding: bool = False) -> Iterator[None]:
     """Turns failures into one line that names the fix; with log level debug the traceback comes first. settings: those
-    that the command has a flag and a variable for each of."""
+    that the command has a flag and a variable for each of. is_finding: EXIT_FAILURE is what the command finds out, and
+    whatever keeps it from that, a fault of its own included, ends with EXIT_UNTOLD."""
     try:
         yield
     except BrokenPipeError:  # who reads us has enough, as in `| head`
@@ -86,7 +89,8 @@ def reporting_errors(*settings: type[BaseSettings]) -> Iterator[None]:
     except (OutriderError, ValidationError, ModuleNotFoundError, OSError) as error:
         if debugging():
             err.print_exception()
-        fail(*describe_failure(error, *settings))
+        message, code = describe_failure(error, *settings)
+        fail(message, EXIT_UNTOLD if is_finding and code == EXIT_FAILURE else code)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -110,6 +114,11 @@ def describe_failure(error: BaseException, *settings: type[BaseSettings]) -> tup
         case ModuleNotFoundError() if error.name in _EXTRAS:
             return f"{error.name} is not installed: pip install 'outrider[{_EXTRAS[error.name]}]'", EXIT_FAILURE
     return f"{type(error).__name__}: {error}", EXIT_FAILURE
+    except Exception:
+        if not is_finding:
+            raise
+        err.print_exception()
+        raise SystemExit(EXIT_UNTOLD) from None
 
 
 def _describe_field(fault: Any) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from typing import Annotated, Any
 
 import typer
 
 from outrider.cli.bundles import prepare
 from outrider.cli.connect import connect
-from outrider.cli.console import err, out, reporting_errors
+from outrider.cli.console import EXIT_FAILURE, err, out, reporting_errors
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
+from outrider.cli.generate import NO_DRAFT_WORKER, why_nobody_drafts
 from outrider.cli.measure import Acceptance, describe_positions, steps_of
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Target, choose_draft, choose_heads
 from outrider.cli.painter import Painter
@@ -39,12 +41,16 @@ def _command(
     heads: Heads = AUTO_HEADS,
     max_tokens: Annotated[int, typer.Option(min=8, help="Length of each answer.")] = 64,
 ) -> None:
-    """Stream one chat completion, then compare it with plain decoding. Exit code 1 if a text differs."""
-    with reporting_errors():
+    """Stream one chat completion, then compare it with plain decoding.
+
+    A part in which nothing was drafted says INCONCLUSIVE: it compared plain decoding with itself. Exit code 1: a text
+    differs, 4: nothing could be compared (a service did not start or answer), 2: usage.
+    """
+    with reporting_errors(is_finding=True):
         refuse_unknown_variables()
         refuse_variables(NOT_HONOURED, "demo")
         same = asyncio.run(_demo(target, choose_draft(target, draft), choose_heads(target, heads), max_tokens))
-        raise SystemExit(0 if same else 1)
+        raise SystemExit(0 if same else EXIT_FAILURE)
 
 
 async def _demo(target: str, draft: str | None, heads: tuple[str, ...], max_tokens: int) -> bool:
@@ -70,8 +76,8 @@ async def _demo(target: str, draft: str | None, heads: tuple[str, ...], max_toke
             same &= await _compare(client, question, answer, half, "model drafts, γ = 4")
         if draft == target:
             out.print(
-                "The draft worker holds the target's own model here: it costs as much as the target, so it proves\n"
-                f"exactness but cannot be faster.{_HEAD_PAYS if heads else ''}\n"
+                "The draft worker holds the target's own model here: it costs as much as the target, so it cannot be\n"
+                f"faster.{_HEAD_PAYS if heads else ''}\n"
                 "Lookup drafts cost nothing, and pay where an answer copies from its prompt.\n"
             )
         if "lookup" in info.drafters:
@@ -114,18 +120,27 @@ async def _compare(
     gammas = ", ".join(f"{gamma} in {count} round{'s' if count > 1 else ''}" for gamma, count in rounds)
     reasons = {step.reason for step in steps_of([speculative]) if step.reason}
     same = plain.token_ids == speculative.token_ids and plain.text == speculative.text
+    texts = "identical" if same else "DIFFERENT: this is a bug, `outrider verify` tells more"
+    if same and not stats.num_draft_tokens:
+        texts = f"identical, but INCONCLUSIVE: nothing was drafted, both are plain{await _why_not(client, reasons)}"
     rows = {
         "tokens/s": f"plain {_rate(plain):.1f}, speculative {_rate(speculative):.1f}",
         "acceptance by position": shares,
         "tokens a step": f"{stats.tokens_per_step:.2f}",
         "γ chosen": f"{gammas} ({', '.join(sorted(reasons))})",
-        "greedy texts": "identical" if same else "DIFFERENT: this is a bug, `outrider verify` tells more",
+        "greedy texts": texts,
     }
     out.print(f"[bold]{what}[/]")
     for name, value in rows.items():
         out.print(f"  {name:23} {value}", markup=False)
     out.print()
     return same
+
+
+async def _why_not(client: Client, reasons: Set[str]) -> str:
+    """Why nothing was drafted, by the reasons of the rounds."""
+    why = await why_nobody_drafts(client) if NO_DRAFT_WORKER in reasons else ", ".join(sorted(reasons))
+    return f" ({why})" if why else ""
 
 
 async def _copying(client: Client, info: ModelInfo, options: GenerateOptions) -> bool:

@@ -22,7 +22,7 @@ from rich.text import Text
 from outrider.cli.bundles import known_models
 from outrider.cli.check import Check
 from outrider.cli.console import EXIT_FAILURE, describe_failure, err, out, print_json, reporting_errors
-from outrider.cli.doctor_bundle import write_bundle
+from outrider.cli.doctor_bundle import fetch_metrics, write_bundle
 from outrider.cli.doctor_fleet import check_coordinator, check_security
 from outrider.cli.doctor_heads import check_heads
 from outrider.cli.doctor_limits import check_files, check_limits, num_cores, read_limits
@@ -91,13 +91,15 @@ def _command(
             bundle.touch()  # a folder that is not there is told now and not after the checks
     of_fleet, info = check_coordinator(address) if address else ([], None)
     is_exact = _is_exact(info) if numerics is None else numerics == "exact"
-    for check in chain(run_checks(target, chosen, chosen_heads, with_models=models, is_exact=is_exact), of_fleet):
+    of_machine = run_checks(target, chosen, chosen_heads, with_models=models, is_exact=is_exact)
+    fetched = {one: fetch_metrics(one) for one in metrics or ()}
+    for check in chain(of_machine, of_fleet, (check for _, check in fetched.values())):
         checks.append(check)
         if not as_json:
             _print(check)
     if bundle is not None:
         with reporting_errors():
-            names = write_bundle(bundle, checks, info, metrics or ())
+            names = write_bundle(bundle, checks, info, {one: text for one, (text, _) in fetched.items()})
         err.print(f"{bundle} holds {', '.join(names)}", markup=False)
         if not metrics:
             err.print("It has no metrics: --metrics HOST:PORT of a service's --metrics-port adds them, once for each")

@@ -5,16 +5,17 @@ would have if they were started here."""
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import os
 import platform
 import re
-import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -31,14 +32,15 @@ from outrider.settings import PREFIX
 REDACTED = "(redacted)"
 METRICS_TIMEOUT_S = 5.0
 MAX_METRICS_BYTES = 16 << 20
+NO_METRICS: Mapping[str, str] = MappingProxyType({})
 _SECRET = re.compile(r"(^|_)(token|secret|password|api_key|credentials)$", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def write_bundle(
-    path: Path, checks: Sequence[Check], info: ServerInfo | None, metrics: Sequence[str] = ()
+    path: Path, checks: Sequence[Check], info: ServerInfo | None, metrics: Mapping[str, str] = NO_METRICS
 ) -> list[str]:
-    """A zip file; the names of what it holds. metrics: addresses of /metrics endpoints. Raises OSError."""
+    """A zip file; the names of what it holds. metrics: of /metrics endpoints, by address. Raises OSError."""
     parts: dict[str, str] = {
         "checks.json": _json([dataclasses.asdict(check) for check in checks]),
         "versions.json": _json(_versions()),
@@ -48,8 +50,8 @@ def write_bundle(
     }
     if info is not None:
         parts["server_info.json"] = _json(dataclasses.asdict(info))
-    for number, address in enumerate(metrics):
-        parts[f"metrics-{number}.txt"] = f"# {_LOGIN.sub('', address)}\n{_fetched(address)}"
+    for number, (address, text) in enumerate(metrics.items()):
+        parts[f"metrics-{number}.txt"] = f"# {_LOGIN.sub('', address)}\n{text}"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, text in parts.items():
             bundle.writestr(name, text)
@@ -99,17 +101,20 @@ def _system() -> dict[str, Any]:
     }
 
 
-def _fetched(address: str) -> str:
-    """The metrics, or why there are none."""
-    url = address if "://" in address else f"http://{address}/metrics"
-    if not url.startswith(("http://", "https://")):
-        return f"# not fetched: {address} is no http address"
+def fetch_metrics(address: str) -> tuple[str, Check]:
+    """The metrics there, or why there are none."""
+    name, url = f"metrics {_LOGIN.sub('', address)}", address if "://" in address else f"http://{address}/metrics"
     try:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("it is no http address")
         with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as answer:
             text: str = answer.read(MAX_METRICS_BYTES).decode(errors="replace")
-            return text
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        return f"# not fetched: {error}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        fault = _LOGIN.sub("", str(error) or type(error).__name__)
+        fix = "give a service --metrics-port, and that HOST:PORT here"
+        return f"# not fetched: {fault}", Check("fail", name, f"not fetched: {fault}", fix)
+    num_series = sum(bool(line) and not line.startswith("#") for line in text.splitlines())
+    return text, Check("ok", name, f"{num_series} series")
 
 
 def _json(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Set
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from outrider.results import Chunk, Complete, Started
 from outrider.serving.records import write_records
 
 NO_DRAFT_WORKER = "no-draft-worker"
-"""The reason of a round that is plain because nobody drafts."""
+"""The reason of a round that is plain because no draft worker can be asked."""
 
 
 def register(app: typer.Typer) -> None:
@@ -86,7 +85,8 @@ async def _generate(
                 elif isinstance(event, Complete):
                     out.print()
                     if stats:
-                        err.print(f"[dim]{describe(event, reasons)}[/]")
+                        why = await why_nobody_drafts(client) if NO_DRAFT_WORKER in reasons else ""
+                        err.print(describe(event, why), style="dim", markup=False)
         except OutriderError:
             if written and not written.endswith("\n"):
                 out.print()  # or the error would stand in the text's last line
@@ -100,16 +100,30 @@ async def _save(client: Client, request_id: str, path: Path | None) -> None:
         err.print(f"recorded in {path}", markup=False)
 
 
-def describe(complete: Complete, reasons: Set[str] = frozenset()) -> str:
-    """One line about how an answer came to be; `reasons` are those of its rounds."""
+async def why_nobody_drafts(client: Client) -> str:
+    """Where a round found no draft worker that it could ask: what its coordinator says of those that it has, now."""
+    try:
+        workers = [worker for worker in (await client.server_info()).workers if worker.role == "draft"]
+    except OutriderError:
+        return "no draft worker could be asked"
+    if not workers:
+        return "no draft worker is connected"
+    faults = "; ".join(f"{worker.address}: {worker.detail}" for worker in workers if worker.detail)
+    if any(worker.healthy for worker in workers):
+        return f"a draft worker is connected, but could not be asked ({faults or 'it can be now'})"
+    return f"no draft worker is connected ({faults})"
+
+
+def describe(complete: Complete, why_no_drafts: str = "") -> str:
+    """One line about how an answer came to be. why_no_drafts: of rounds without any, see `why_nobody_drafts`."""
     spec, timings, tokens = complete.speculation, complete.timings, complete.usage.completion_tokens
     rate = tokens / timings.total_ms * 1000 if timings.total_ms else 0.0
     drafts = "nothing was drafted"
     if spec.num_draft_tokens:
         drafters = ", ".join(spec.drafters)
         drafts = f"{spec.num_accepted_draft_tokens} of {spec.num_draft_tokens} drafts accepted ({drafters})"
-    if NO_DRAFT_WORKER in reasons:
-        drafts += "; no draft worker is connected"
+    if why_no_drafts:
+        drafts += f"; {why_no_drafts}"
     return (
         f"{tokens} tokens ({complete.finish_reason}), {rate:.1f} tokens/s, first after "
         f"{timings.time_to_first_token_ms:.0f} ms; {drafts}, {spec.tokens_per_step:.2f} tokens a step"

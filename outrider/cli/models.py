@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from outrider.cli import bundles
 from outrider.cli.connect import connect
-from outrider.cli.console import out, print_json, progress, reporting_errors
+from outrider.cli.console import describe_failure, err, out, print_json, progress, reporting_errors
 from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
 from outrider.errors import NotFound, OutriderError, Unavailable
@@ -26,28 +27,41 @@ def register(app: typer.Typer) -> None:
 
 
 @_app.command("list", epilog=CALLS_RULE)
-def list_models(address: Address = DEFAULT_ADDRESS, as_json: Json = False) -> None:
-    """Bundles, models in the hub's cache, and models that a coordinator serves."""
+def list_models(ctx: typer.Context, address: Address = DEFAULT_ADDRESS, as_json: Json = False) -> None:
+    """Bundles, models in the hub's cache, and models that a coordinator serves.
+
+    Where none answers, or it refuses, stderr tells so; that is an error where its address was given.
+    """
     with reporting_errors():
         refuse_unknown_variables()
-        rows = [*bundles.known_models(), *asyncio.run(_served(address))]
+        rows, fault = list(bundles.known_models()), None
+        try:
+            rows += asyncio.run(_served(address))
+        except OutriderError as error:
+            fault = error
         if as_json:
             print_json(rows)
-            return
-        table = Table("model", "source", "state", "size")
-        for row in rows:
-            size = f"{row['bytes'] / 2**20:.0f} MiB" if row["bytes"] else ""
-            table.add_row(row["model"], row["source"], row["state"], size)
-        out.print(table)
+        else:
+            _print_table(rows)
+        if fault is not None:
+            source = ctx.get_parameter_source("address")
+            if source is None or source.name != "DEFAULT":
+                raise fault
+            err.print(f"of this machine alone: {describe_failure(fault)[0]}", style="dim", markup=False)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    table = Table("model", "source", "state", "size")
+    for row in rows:
+        size = f"{row['bytes'] / 2**20:.0f} MiB" if row["bytes"] else ""
+        table.add_row(row["model"], row["source"], row["state"], size)
+    out.print(table)
 
 
 async def _served(address: str) -> list[dict[str, Any]]:
-    """Nothing where no coordinator answers: the list is of use without one."""
+    """Raises OutriderError where no coordinator answers, or it refuses."""
     async with connect(address, timeout_s=2.0) as client:
-        try:
-            server = await client.server_info()
-        except OutriderError:
-            return []
+        server = await client.server_info()
     return [{"model": name, "source": address, "state": "served", "bytes": 0} for name in server.models]
 
 
@@ -108,7 +122,9 @@ def _describe(model: str, address: str) -> dict[str, Any]:
         with progress(f"loading {model}") as report:
             description = load_model(WorkerSettings(model=model), on_progress=report).description
     except OutriderError as error:
-        served = [row["model"] for row in asyncio.run(_served(address))]
+        served = []
+        with suppress(OutriderError):  # there is more to say about this one only where somebody answers
+            served = [row["model"] for row in asyncio.run(_served(address))]
         if served:
             error.message += f"; the coordinator at {address} serves {', '.join(served)}"
         raise

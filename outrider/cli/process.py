@@ -23,11 +23,13 @@ TAIL_LINES = 40
 
 
 class Died(Unavailable):
-    """A service that has ended. `what`: which one and how, without its last words."""
+    """A service that has ended. `what`: which one and how, without its last words. `where_it_says_why`: for where its
+    lines were shown as they came; empty where none of them can say why."""
 
-    def __init__(self, what: str, last_words: str) -> None:
+    def __init__(self, what: str, last_words: str, *, says_why: bool = True) -> None:
         super().__init__(f"{what}. Its last words:\n{last_words}")
         self.what = what
+        self.where_it_says_why = ": its last words are above" if says_why else ""
 
 
 class Child:
@@ -87,7 +89,9 @@ class Child:
     async def death(self) -> Died:
         """Why it died, for people. Only after it did."""
         await asyncio.wait(self._readers, timeout=1.0)
-        return Died(f"{self.role} {self.how_it_ended()}", self._last())
+        was_killed = self.exit_code == -signal.SIGKILL  # and had no time for a word
+        says_why = bool(self.stderr_tail) and not was_killed
+        return Died(f"{self.role} {self.how_it_ended()}", self._last(), says_why=says_why)
 
     def how_it_ended(self) -> str:
         """By which signal, or with which exit code. Only after it did."""

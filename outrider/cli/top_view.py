@@ -174,10 +174,7 @@ def _workers(workers: list[dict[str, Any]], width: int) -> Iterator[RenderableTy
         "worker": [one["role"] for one in workers],
         "address": [one["address"] for one in workers],
         "model": [one["model"] for one in workers],
-        "state": [
-            Text("healthy", "green") if one["healthy"] else Text(one["detail"] or "not healthy", "red")
-            for one in workers
-        ],
+        "state": [_state(one) for one in workers],
         "streams": [str(one["num_sessions"]) for one in workers],
         "waiting": [str(one["num_waiting"]) for one in workers],
         "cache": [f"{one['cache_used']:.0%}" for one in workers],
@@ -185,6 +182,13 @@ def _workers(workers: list[dict[str, Any]], width: int) -> Iterator[RenderableTy
         "drafters": [", ".join(one["drafters"]) for one in workers],
     }
     yield from _fitting(columns, ("drafters", "waiting", "model", "cache", "round trip", "streams"), width)
+
+
+def _state(worker: dict[str, Any]) -> Text:
+    """A healthy one may have something against it: a draft worker that is left alone for a while."""
+    if not worker["healthy"]:
+        return Text(worker["detail"] or "not healthy", "red")
+    return Text(worker["detail"], "yellow") if worker["detail"] else Text("healthy", "green")
 
 
 def _streams(streams: list[dict[str, Any]], steps: list[Step | None], width: int) -> Iterator[RenderableType]:

@@ -164,7 +164,7 @@ async def _up(target: str, draft: str | None, given: dict[str, Any]) -> None:
     except asyncio.CancelledError:
         err.print("[dim]all services stopped[/]")
     except Died as death:
-        raise ServicesStopped(f"{death.what}: its last words are above") from None
+        raise ServicesStopped(f"{death.what}{death.where_it_says_why}") from None
     finally:
         stopped.cancel()
 
@@ -197,7 +197,7 @@ async def _serve_until(stop: asyncio.Event, target: str, draft: str | None, sett
                     if task.done():
                         task.result()
                 death = await ended.result().death()
-                raise ServicesStopped(f"{death.what}: its last words are above.\nThe other services were stopped too.")
+                raise ServicesStopped(f"{death.what}{death.where_it_says_why}.\nThe other services were stopped too.")
         finally:
             for task in tasks:
                 task.cancel()

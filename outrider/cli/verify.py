@@ -66,9 +66,10 @@ def _command(
 ) -> None:
     """Prove losslessness: equal greedy texts, and sampled tokens that follow the target's own distribution.
 
-    Exit code 0: LOSSLESS, 1: BROKEN, 3: INCONCLUSIVE (too little was drafted to tell). The last line of stdout is JSON.
+    Exit code 0: LOSSLESS, 1: BROKEN, 3: INCONCLUSIVE (too little was drafted to tell), 4: nothing could be compared (a
+    service did not start or answer, the models do not match), 2: usage. The last line of stdout is JSON.
     """
-    with reporting_errors():
+    with reporting_errors(is_finding=True):
         refuse_unknown_variables()
         refuse_variables(NOT_HONOURED, "verify")
         plan = proof.Plan(

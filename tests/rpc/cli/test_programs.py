@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from conftest import scaled
 from fake_generation import FakeGeneration, serving
 from forked import outrider
@@ -20,6 +21,7 @@ from test_stack import DRAFT, TARGET, command, read_until
 
 from outrider.cli.process import Child
 from outrider.cli.stack import local_stack
+from outrider.client import GenerateOptions
 from outrider.errors import Internal
 
 PAIR = [f"--target={TARGET}", f"--draft={DRAFT}"]
@@ -68,7 +70,7 @@ async def test_verify_against_running_services() -> None:
         (line,) = output.splitlines()
         assert (code, json.loads(line)["verdict"]) == (3, "INCONCLUSIVE")
         code, output, errors = await outrider("verify", "--target=toy:vocab=32,seed=2", *flags)
-        assert (code, output) == (1, "")
+        assert (code, output) == (4, ""), "1 is BROKEN"
         assert "serves another target" in errors
 
 
@@ -205,6 +207,18 @@ async def test_demo_fails_when_texts_differ() -> None:
     async with serving(FakeGeneration()) as address, Client(address) as client:
         speculative = await client.complete([1], temperature=0.0, max_tokens=8, num_speculative_tokens=2)
         assert await _compare(client, [1], speculative, {"temperature": 0.0, "max_tokens": 8}, "x")
+
+
+async def test_demo_does_not_compare_plain_with_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    from outrider.cli.demo import _compare
+    from outrider.client import Client
+
+    options: GenerateOptions = {"temperature": 0.0, "max_tokens": 8, "report_steps": True}
+    async with serving(FakeGeneration(drafts=0)) as address, Client(address) as client:
+        speculative = await client.complete([1], **options, num_speculative_tokens=2)
+        assert speculative.speculation.num_draft_tokens == 0
+        assert await _compare(client, [1], speculative, options, "x")
+    assert "INCONCLUSIVE: nothing was drafted, both are plain" in capsys.readouterr().out
 
 
 async def test_generate_prints_text_or_json() -> None:

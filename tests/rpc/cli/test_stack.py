@@ -123,6 +123,7 @@ async def test_up_says_which_child_died_and_stops_the_others() -> None:
         assert "target-worker was killed by SIGKILL" in errors
         assert "The other services were stopped too." in errors
         assert "Its last words:" not in errors, "they are shown as they come"
+        assert "last words are above" not in errors, "it was killed, and had none"
 
 
 async def test_up_tells_once_why_it_could_not_start() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from accounting import held, num_accounted
 from faults.rogue import RogueDraft, rogue_draft
 from ports import free_port
+from rich.console import Console
 from scraping import scrape, total
 from stack import Server, in_process_stack, start
 from waiting import until
@@ -25,6 +27,8 @@ from coordinator.draft_link import DraftLink
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import Choice
 from outrider import results
+from outrider.cli.generate import why_nobody_drafts
+from outrider.cli.top_view import Look, render, summarise
 from outrider.client import Client
 from outrider.drafting.ratio_stop import Price
 from outrider.lm.toy_head import STATES
@@ -228,9 +232,18 @@ async def test_a_circuit_that_is_open_lets_nobody_wait(monkeypatch: pytest.Monke
             assert answer.speculation.num_draft_tokens == 0
             reasons = {chunk.step.reason for chunk in answer.chunks if chunk.step is not None}
             assert reasons <= {"prefill", "no-draft-worker"}
-        worker = next(w for w in (await client.server_info()).workers if w.role == "draft")
+        info = await client.server_info()
+        worker = next(w for w in info.workers if w.role == "draft")
         assert worker.healthy
         assert "circuit open" in worker.detail
+        assert "a first proposal had not come after" in worker.detail
+        told = await why_nobody_drafts(client)
+        assert told.startswith("a draft worker is connected, but could not be asked (")
+        assert f"{worker.address}: circuit open, left alone for" in told
+        look = Look(0.0, info, None)
+        shown = Console(width=300, record=True, file=io.StringIO())
+        shown.print(render(summarise("here", None, look), look, 300))
+        assert "left alone for" in shown.export_text()
 
 
 async def test_a_stream_at_a_worker_that_hangs_goes_to_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

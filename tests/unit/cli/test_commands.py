@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,16 +15,16 @@ from pydantic import ValidationError
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from outrider.cli import doctor
+from outrider.cli import doctor, models
 from outrider.cli.app import app
-from outrider.cli.console import describe_failure
+from outrider.cli.console import describe_failure, reporting_errors
 from outrider.cli.doctor import _check_port, _model_fix, check_settings
 from outrider.cli.main import FILES, application
 from outrider.cli.options import choose_draft, choose_heads
 from outrider.cli.prompts import MIXED, WORKLOADS, read_prompts, spread
 from outrider.cli.stack import small_worker
 from outrider.cli.up import stack_settings
-from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.errors import InvalidArgument, ResourceExhausted, Unavailable
 from outrider.settings import CoordinatorSettings
 
 COMMANDS = [
@@ -133,10 +134,22 @@ def test_no_coordinator_names_the_fix(command: list[str]) -> None:
     assert len(errors.strip().splitlines()) == 1
 
 
-def test_models_list_needs_no_coordinator() -> None:
-    exit_code, output, _ = invoke("models", "list", "--address=127.0.0.1:1", "--json")
+def test_models_list_needs_no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(address: str) -> list[dict[str, object]]:
+        raise Unavailable("nothing answers there")
+
+    monkeypatch.setattr(models, "_served", nobody)
+    exit_code, output, errors = invoke("models", "list", "--json")
     assert exit_code == 0
     assert any(row["model"] == "smollm2-135m" and row["source"] == "bundle" for row in json.loads(output))
+    assert "of this machine alone: nothing answers there" in errors
+
+
+def test_models_list_fails_where_the_coordinator_that_was_named_does_not_tell() -> None:
+    exit_code, output, errors = invoke("models", "list", "--address=127.0.0.1:1", "--json")
+    assert exit_code == 1
+    assert any(row["source"] == "bundle" for row in json.loads(output)), "what is known is told all the same"
+    assert "nothing answers at 127.0.0.1:1" in errors
 
 
 def test_models_info_describes_what_can_be_loaded() -> None:
@@ -159,6 +172,21 @@ def test_failures_have_one_line_and_a_code() -> None:
     message, code = describe_failure(caught.value)
     assert code == 2
     assert "--peer-timeout-s (OUTRIDER_PEER_TIMEOUT_S) is 0" in message
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(Unavailable("away"), 4), (InvalidArgument("no"), 2), (OSError("full"), 4), (KeyError("x"), 4)]
+)
+def test_where_1_is_a_finding_no_failure_is_told_by_it(error: Exception, code: int) -> None:
+    with pytest.raises(SystemExit) as ended, reporting_errors(is_finding=True):
+        raise error
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize("command", ["audit", "verify", "demo"])
+def test_each_such_command_tells_its_codes(command: str) -> None:
+    text = " ".join(invoke(command, "--help")[1].split())
+    assert re.search(r"[Ee]xit code .*1.* 4: no", text), text
 
 
 def test_doctor_passes_a_fitting_pair() -> None:

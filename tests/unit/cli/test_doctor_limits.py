@@ -131,7 +131,8 @@ def test_the_bundle_has_what_was_found_and_no_secret(tmp_path: Path, monkeypatch
         "--json",
     ]
     code, output, errors = invoke("doctor", *flags, "--json")
-    assert code == 0, output + errors
+    failed = [check["name"] for check in json.loads(output)["checks"] if check["state"] == "fail"]
+    assert (code, failed) == (1, ["metrics 127.0.0.1:1"]), output + errors
     with zipfile.ZipFile(path) as bundle:
         parts = {name: bundle.read(name).decode() for name in bundle.namelist()}
     assert parts.keys() == {
