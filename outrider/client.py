@@ -43,7 +43,7 @@ from outrider.serving.resuming import ResumingCall
 from outrider.serving.same_names import read
 from outrider.serving.status import from_rpc_error, is_from_transport
 from outrider.serving.tls import TLS, Dialer, open_named
-from outrider.serving.tokens import TokenSource, bearer_metadata
+from outrider.serving.tokens import NO_TOKEN, TokenSource, bearer_metadata
 from outrider.serving.unreachable import why_unreachable
 from outrider.serving.write_request import (
     GenerateOptions,
@@ -93,8 +93,8 @@ class Client:
         (None or infinity: no deadline; otherwise above 0, 1e9 at most), tries and waits included; `metadata` goes with
         every call: keys in lower case, values of printable ASCII. `resume`: what is done about losses; None: nothing.
         `tls`: None for plaintext. `token`: what the coordinators know the caller by, or what gives it before each
-        call. Raises InvalidArgument for an address that is none, a timeout or metadata that cannot be, or files of TLS
-        that are no good."""
+        call. Neither is read from the environment: no token goes where nobody said so. Raises InvalidArgument for an
+        address that is none, a timeout or metadata that cannot be, or files of TLS that are no good."""
         given = address.split(",") if isinstance(address, str) else address
         addresses = [one.strip() for one in given]
         if not addresses:
@@ -319,6 +319,8 @@ class Client:
         elif isinstance(failure, DeadlineExceeded) and timeout_s is not None:
             what = f"{self.address} did not finish" if is_from_transport(error) else message
             message = f"{what} (timeout_s is {timeout_s:g})"
+        elif failure.reason == NO_TOKEN:
+            message = 'no token: give the client token="...", or token=outrider.token_from_file(PATH)'
         failure.message, failure.args = message, (message,)
         return failure
 

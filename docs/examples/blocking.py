@@ -1,8 +1,10 @@
 """The same without an event loop: for scripts, notebooks and threads. Start processes by spawn, not by fork."""
 
+import os
+
 import outrider
 
-with outrider.SyncClient("localhost:50050", timeout_s=60) as client:
+with outrider.SyncClient("localhost:50050", token=os.getenv("OUTRIDER_TOKEN"), timeout_s=60) as client:
     for event in client.generate("Once upon a time", temperature=0, max_tokens=24):
         if isinstance(event, outrider.Chunk):
             print(event.text, end="", flush=True)

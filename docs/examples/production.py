@@ -7,8 +7,8 @@ import outrider
 
 async def main() -> None:
     try:
-        token = outrider.token_from_file("token.txt")  # read again when it changes; any function that gives one will do
-        tls = outrider.TLS(ca="ca.pem")
+        token = outrider.token_from_file("token")  # read again when it changes; any function that gives one will do
+        tls = outrider.TLS(ca="ca.crt")
         async with outrider.Client("localhost:50050,localhost:50060", tls=tls, token=token, timeout_s=30) as client:
             answer = await client.complete("Once upon a time", max_tokens=24, priority=-1)
             print(f"{answer.text}\n{answer.num_resumes} losses were mended on the way")

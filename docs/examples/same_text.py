@@ -1,12 +1,13 @@
 """With a seed the text is the same whatever was drafted, and however much."""
 
 import asyncio
+import os
 
 import outrider
 
 
 async def main() -> None:
-    async with outrider.Client("localhost:50050") as client:
+    async with outrider.Client("localhost:50050", token=os.getenv("OUTRIDER_TOKEN")) as client:
         asked = {"temperature": 0.8, "seed": 7, "max_tokens": 24}
         gammas = (0, 2, 5)
         answers = await asyncio.gather(

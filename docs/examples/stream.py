@@ -1,12 +1,13 @@
 """Stream the answer to a conversation, with what each piece is worth."""
 
 import asyncio
+import os
 
 import outrider
 
 
 async def main() -> None:
-    async with outrider.Client("localhost:50050") as client:
+    async with outrider.Client("localhost:50050", token=os.getenv("OUTRIDER_TOKEN")) as client:
         messages = [{"role": "user", "content": "Name three rivers."}]
         async for event in client.chat(messages, temperature=0.7, max_tokens=24, seed=7):
             match event:

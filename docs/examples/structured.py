@@ -1,6 +1,7 @@
 """An answer that is valid JSON of a schema, drafted ahead all the same."""
 
 import json
+import os
 
 import outrider
 
@@ -10,7 +11,7 @@ SCHEMA = {
     "required": ["name", "big"],
     "additionalProperties": False,
 }
-with outrider.SyncClient("localhost:50050") as client:
+with outrider.SyncClient("localhost:50050", token=os.getenv("OUTRIDER_TOKEN")) as client:
     messages = [{"role": "user", "content": "Describe a city as JSON."}]
     answer = client.complete(messages, json_schema=SCHEMA, temperature=0, max_tokens=60)
     print(json.loads(answer.text))

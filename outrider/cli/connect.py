@@ -1,6 +1,6 @@
 """The client of every command that calls a coordinator: token and TLS come from `OUTRIDER_` variables.
 
-OUTRIDER_TOKEN_FILE=token OUTRIDER_TLS_CA=ca.pem outrider chat --address coordinator.example:50050
+OUTRIDER_TOKEN_FILE=token OUTRIDER_TLS_CA=ca.crt outrider chat --address coordinator.example:50050
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def write_secrets(folder: Path) -> dict[str, str]:
     authority, token = Authority(folder), new_token()
     pair = authority.certify("localhost")
     (folder / "tokens").write_text(line_for(token, "acme") + "\n")
-    (folder / "token.txt").write_text(token + "\n")
-    (folder / "ca.pem").write_bytes(Path(authority.ca).read_bytes())
+    (folder / "token").write_text(token + "\n")
+    (folder / "ca.crt").write_bytes(Path(authority.ca).read_bytes())
     return {"tokens_file": str(folder / "tokens"), "tls_cert": pair.cert, "tls_key": pair.key}
 
 
@@ -81,7 +81,9 @@ def test_examples_are_short_and_all_are_run() -> None:
     scripts = list(EXAMPLES.iterdir())
     assert {script.name for script in scripts} == EXPECTED.keys()
     for script in scripts:
-        assert len(script.read_text(encoding="utf-8").splitlines()) <= 24, script.name
+        code = script.read_text(encoding="utf-8")
+        assert len(code.splitlines()) <= 24, script.name
+        assert "token=" in code, f"{script.name} is refused where tokens are asked for"
 
 
 @pytest.mark.slow

@@ -104,6 +104,18 @@ async def test_without_a_valid_token_nothing_is_served_and_each_refusal_is_count
             assert (await agreed.complete([1, 2, 3], **REQUEST)).token_ids
 
 
+async def test_a_client_shows_what_it_was_given_and_nothing_of_the_environment(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that lies about goes to nobody, and the refusal says what a Python program has to do."""
+    monkeypatch.setenv("OUTRIDER_TOKEN", A)
+    async with with_tokens(files) as stack, client(stack, None) as caller:
+        for call in (caller.server_info(), caller.complete([1, 2, 3], **REQUEST)):
+            with pytest.raises(Unauthenticated, match=r'token="\.\.\.", or token=outrider\.token_from_file') as caught:
+                await call
+            assert (caught.value.reason, A in str(caught.value)) == ("NO_TOKEN", False)
+
+
 async def test_a_token_is_given_before_each_call_and_may_be_withdrawn(files: Files) -> None:
     shown = [A]
     async with with_tokens(files) as stack, Client(stack.address, token=lambda: shown[-1], resume=None) as caller:

@@ -32,6 +32,24 @@ def test_without_one_no_line_names_any() -> None:
     assert len(calls(ADDRESS, None, "", is_toy=False)) == len(lines) - 3
 
 
+def test_all_of_them_ask_for_the_likeliest_text() -> None:
+    """At a small model's own temperature the first text that anybody sees would be noise."""
+    lines = calls(ADDRESS, GATEWAY, "", is_toy=False)
+    for kind in ("generate --", "chat --", "grpcurl", "curl -N"):
+        (line,) = [line for line in lines if kind in line]
+        assert "--temperature 0" in line or '"temperature": 0' in line
+
+
+def test_in_a_checkout_an_example_is_named_with_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    monkeypatch.setattr(sys, "executable", str(Path("bin/python").absolute()))
+    named = f"OUTRIDER_TOKEN={TOKEN} bin/python docs/examples/stream.py"
+    assert named in calls("127.0.0.1:50050", GATEWAY, TOKEN, is_toy=False)
+    assert named not in calls(ADDRESS, GATEWAY, TOKEN, is_toy=False), "it calls another port"
+    monkeypatch.chdir(tmp_path)
+    assert named not in calls("127.0.0.1:50050", GATEWAY, TOKEN, is_toy=False)
+
+
 def test_the_program_is_this_installations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = Path(sys.executable).parent.parent.resolve()  # a shell tells it without links
     own = folder / "bin" / "outrider"
