@@ -21,8 +21,9 @@ from outrider.settings import PREFIX
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 AUTO_DRAFT = "auto"
 AUTO_HEADS = "auto"
-TOY_AGREEMENT = 0.8
-"""Of the draft that a toy target gets when the user names none."""
+TOY_AGREEMENT, TOY_COST = 0.8, 0.1
+"""Of the draft that a toy target gets when the user names none: how its logits correlate with the target's, and its
+share of the target's `pass_ms` and `token_ms`."""
 
 Address = Annotated[
     str,
@@ -40,7 +41,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         help=f"Draft, in the same forms; `none` for no draft worker. auto: none beside heads, {DEFAULT_MODEL} without; "
-        f"for a toy target the same toy with agreement {TOY_AGREEMENT}.",
+        f"for a toy target the same toy at {TOY_COST:g} of its pass_ms and token_ms, with agreement {TOY_AGREEMENT}: "
+        "the correlation of logits, so that fewer drafts than that are accepted.",
     ),
 ]
 
@@ -136,6 +138,8 @@ def choose_draft(target: str, draft: str, heads: tuple[str, ...] = ()) -> str | 
         return DEFAULT_MODEL
     from outrider.lm.toy import parse_toy
 
-    toy = dataclasses.replace(parse_toy(target), agreement=TOY_AGREEMENT, nan_after=0).text()
+    own = parse_toy(target)
+    costs = {name: round(TOY_COST * getattr(own, name), 6) for name in ("pass_ms", "token_ms")}
+    toy = dataclasses.replace(own, agreement=TOY_AGREEMENT, nan_after=0, **costs).text()
     err.print(f"[dim]no --draft is given: drafting with {toy}[/]")
     return toy

@@ -29,9 +29,12 @@ _TRUST = "trust_remote_code"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What the folder's config.json holds; empty where there is none. Raises InvalidArgument for a model to refuse."""
-    if not (path / "config.json").is_file():
+    """What the folder's config.json holds; nothing of a GGUF file. Raises InvalidArgument for a model to refuse, and
+    where there is none: nobody needs to know then what else is missing."""
+    if path.is_file():
         return {}
+    if not (path / "config.json").is_file():
+        raise InvalidArgument(f"no config.json in {path}: it holds no model", field="model")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

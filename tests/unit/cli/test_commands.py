@@ -315,6 +315,9 @@ def test_a_share_of_memory_is_not_outdone_by_a_small_cache(monkeypatch: pytest.M
 
 def test_a_toy_target_gets_a_toy_draft() -> None:
     assert choose_draft("toy:vocab=16,seed=1", "auto") == "toy:vocab=16,seed=1,agreement=0.8"
+    assert choose_draft("toy:vocab=16,pass_ms=20,token_ms=0.3", "auto") == (
+        "toy:vocab=16,agreement=0.8,pass_ms=2.0,token_ms=0.03"
+    ), "one as dear as its target would never be asked"
     assert choose_draft("some/model", "auto") == "smollm2-135m"
     assert choose_draft("toy:vocab=16", "none") is None
     assert choose_draft("some/model", "auto", ("head",)) is None

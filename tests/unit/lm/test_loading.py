@@ -154,11 +154,18 @@ def test_names_that_name_nothing(tmp_path, monkeypatch):
         ("smollm", "smollm2-135m"),
         (tmp_path / "missing.gguf", "no file"),
         (tmp_path / "nowhere" / "at" / "all", "neither"),
-        (tmp_path / "empty", "tokenizer"),
+        (tmp_path / "empty", "no config.json"),
         ("toy:vokab=3", "vocab"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             load_model(settings(name))
+
+
+def test_a_folder_without_config_json_is_told_as_that(tmp_path):
+    """Not as a tokenizer that might be there were some package installed."""
+    with pytest.raises(InvalidArgument, match=r"no config\.json in .*: it holds no model") as caught:
+        load_model(settings(tmp_path))
+    assert caught.value.field == "model"
 
 
 def test_pickled_weights_are_refused(folder, tmp_path):
