@@ -6,12 +6,13 @@ The tenant comes with the caller's token; where no tokens are asked for, a trust
 from __future__ import annotations
 
 import contextlib
+import difflib
 import time
 import tomllib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -30,6 +31,7 @@ BURST_SHARE = 1 / 6
 """Of a minute's requests, those that may come at one moment."""
 MAX_REMEMBERED = 4096
 STREAMS_RETRY_S = 1.0
+M = TypeVar("M", bound=BaseModel)
 
 
 class Limits(BaseModel):
@@ -70,20 +72,35 @@ def parse_limits(contents: bytes) -> TenantLimits:
     if not contents.strip():
         raise _bad_file("is empty: for no limits give no file, or one with [default] alone")
     try:
-        file = _File.model_validate(tomllib.loads(contents.decode()))
+        file = _read(_File, tomllib.loads(contents.decode()), "")
         for name in file.tenants:
             if not TENANT.fullmatch(name):
                 raise _bad_file(f"tenants.{name!r} can be no tenant's: a name is {TENANT_RULE}")
-        own = {name: Limits(**{**file.default, **table}) for name, table in file.tenants.items()}
-        return TenantLimits(Limits(**file.default), own)
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        default = _read(Limits, file.default, "default.")
+        own = {
+            name: _read(Limits, {**file.default, **table}, f"tenants.{name}.") for name, table in file.tenants.items()
+        }
+        return TenantLimits(default, own)
     except RecursionError:
         what = "tables or arrays are nested too deeply"
     except ValueError as error:  # of bytes that are no text, or no TOML, or of a number of too many digits
         what = str(error)
     raise _bad_file(what)
+
+
+def _read(kind: type[M], table: dict[str, Any], where: str) -> M:
+    """where: what stands before its keys."""
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] != "extra_forbidden":
+        raise _bad_file(f"{where}{key}: {first['msg']}")
+    known = list(kind.model_fields)
+    near = difflib.get_close_matches(key, known, 1)
+    fix = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(known)}"
+    raise _bad_file(f"{where}{key:.80} is unknown: {fix}")
 
 
 def _bad_file(what: str) -> InvalidArgument:

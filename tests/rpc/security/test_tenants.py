@@ -328,7 +328,10 @@ async def test_limits_that_are_no_good_or_about_to_be_written_leave_the_old_ones
 
 async def test_a_bad_limits_file_is_told_by_its_key(files: Files) -> None:
     for text, match in (
-        ("[tenants.a]\nmax_stream = 2", "max_stream"),
+        ("[tenants.a]\nmax_stream = 2", r"tenants\.a\.max_stream is unknown: did you mean tenants\.a\.max_streams\?"),
+        ("[default]\nmax_stream = 2", r"did you mean default\.max_streams\?"),
+        ("[tenants.a]\nfoo = 2", r"foo is unknown: there are requests_per_minute, max_streams, "),
+        ("[tenant.a]\nmax_streams = 2", r"tenant is unknown: did you mean tenants\?"),
         ("[tenants.a]\nmax_streams = 0", "max_streams"),
         ("[tenants.a]\nmax_streams = '2'", "max_streams"),
         ("max_streams = 2", "max_streams"),
