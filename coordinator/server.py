@@ -19,6 +19,7 @@ from coordinator.admission import Admission
 from coordinator.checks import check_ids
 from coordinator.fleet.directory import WorkerDirectory
 from coordinator.fleet.sources import DnsSource, LeaseSource, Source, StaticSource
+from coordinator.form_trials import FormTrials
 from coordinator.generate import Generation
 from coordinator.journal import Journal
 from coordinator.lease_families import lease_families
@@ -28,6 +29,7 @@ from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, resolve, resolve_request_id
 from coordinator.structured_output import FIELD as STRUCTURED_OUTPUT
+from coordinator.structured_output import resolve_grammar
 from coordinator.tenants import Tenants
 from outrider.errors import Internal, InvalidArgument, PermissionDenied
 from outrider.sampling.params import AcceptanceRule
@@ -67,8 +69,10 @@ class GenerationServicer:
         registry: CollectorRegistry,
         traced: Tracing,
         tenants: Tenants,
+        forms: FormTrials,
     ) -> None:
         self._settings = settings
+        self._forms = forms
         self._tenants = tenants
         self._directory = directory
         self._server = server
@@ -216,7 +220,10 @@ class GenerationServicer:
         self, request: pb.GenerateRequest, model: ServedModel, request_id: str, tenant: str
     ) -> ResolvedRequest:
         settings = self._tenants.settings_for(tenant, self._settings)
-        if request.ByteSize() > LONG_REQUEST_BYTES or request.HasField(STRUCTURED_OUTPUT):
+        has_form = request.HasField(STRUCTURED_OUTPUT)
+        if has_form and (form := await asyncio.to_thread(resolve_grammar, request)) is not None:
+            await self._forms.check(form, tenant=tenant)
+        if request.ByteSize() > LONG_REQUEST_BYTES or has_form:
             return await asyncio.to_thread(resolve, request, model, settings, request_id=request_id, tenant=tenant)
         return resolve(request, model, settings, request_id=request_id, tenant=tenant)
 
@@ -314,6 +321,7 @@ async def serve(
             running_server(settings, [GENERATION, FLEET], access) as server,
         ):
             changed = asyncio.Event()
+            forms = FormTrials()
             directory = WorkerDirectory(settings, on_change=changed.set)
             listed = [*((address, TARGET) for address in targets), *((address, DRAFT) for address in drafts)]
             names = [*((name, TARGET) for name in target_names), *((name, DRAFT) for name in draft_names)]
@@ -328,7 +336,7 @@ async def serve(
                 for source in sources:
                     source.start()
                 await directory.start()
-                generation = GenerationServicer(settings, directory, server, registry, traced, tenants)
+                generation = GenerationServicer(settings, directory, server, registry, traced, tenants, forms)
                 servicers = {GENERATION.full_name: generation, FLEET.full_name: FleetServicer(settings, leases)}
                 await server.open(servicers)
                 readiness = asyncio.create_task(_follow_fleet(server, directory, changed, generation))
@@ -345,6 +353,7 @@ async def serve(
                 for source in sources:
                     await source.close()
                 await server.close()
+                await forms.close()
                 await directory.close()
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import InvalidArgument
-from outrider.sampling.grammar import MAX_GRAMMAR_CHARS, check_grammar
+from outrider.sampling.grammar_bounds import MAX_GRAMMAR_CHARS, GrammarBeyondBounds, check_bounds
 from outrider.sampling.params import Grammar, GrammarKind, StoppingParams
 
 FIELD = "structured_output"
 _KINDS = {"json_schema": GrammarKind.JSON_SCHEMA, "regex": GrammarKind.REGEX, "grammar": GrammarKind.LARK}
+FORM_FIELDS = {kind: f"{FIELD}.{name}" for name, kind in _KINDS.items()}
 
 
 def resolve_grammar(request: Any) -> Grammar | None:
-    """Raises InvalidArgument naming the field."""
+    """Whether it is a form at all is left to `coordinator.form_trials`. Raises InvalidArgument naming the field."""
     if not request.HasField(FIELD):
         return None
     constraint = request.structured_output.WhichOneof("constraint")
@@ -35,9 +36,9 @@ def resolve_grammar(request: Any) -> Grammar | None:
             )
     grammar = Grammar(_KINDS[constraint], text)
     try:
-        check_grammar(grammar)
-    except ValueError as error:
-        raise InvalidArgument(f"{field}: {error}", field=field, reason="BAD_GRAMMAR") from None
+        check_bounds(grammar)
+    except GrammarBeyondBounds as error:
+        raise InvalidArgument(f"{field}: {error}", field=field, reason=error.reason) from None
     return grammar
 
 

@@ -20,13 +20,13 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from outrider.errors import Internal
+from outrider.sampling.grammar_bounds import check_bounds
 from outrider.sampling.params import Grammar, GrammarKind
 from outrider.toy_text import toy_char, toy_id
 
 JSON_DEFAULTS: Any = {"whitespace_pattern": " ?"}
 """One blank at most between the parts, or a small model could fill its answer with them; `x-guidance` in a schema
 decides otherwise."""
-MAX_GRAMMAR_CHARS = 65_536
 LIMITS = LLParserLimits(
     initial_lexer_fuel=100_000,
     step_lexer_fuel=50_000,
@@ -190,6 +190,7 @@ def check_grammar(grammar: Grammar) -> None:
 
 
 def _compiled(grammar: Grammar) -> str:
+    check_bounds(grammar)
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         return LLMatcher.grammar_from_json_schema(grammar.text, defaults=JSON_DEFAULTS)
     make = LLMatcher.grammar_from_regex if grammar.kind is GrammarKind.REGEX else LLMatcher.grammar_from_lark
@@ -197,6 +198,8 @@ def _compiled(grammar: Grammar) -> str:
 
 
 def _on_one_line(text: str) -> str:
+    if "panic:" in text:
+        return "it has something that llguidance cannot follow with the tokens of this model"
     return " ".join(text.replace("<non-verbose/>", "").split())[:300]
 
 

@@ -6,11 +6,11 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import InvalidArgument
 from outrider.lm.interface import Program, T
+from outrider.serving.daemon_threads import DaemonThreads
 from outrider.serving.engine_watch import refuse_if_broken
 from outrider.serving.messages import Header, Opening, OutOfStep
 from outrider.serving.session_log import SessionLog
@@ -21,7 +21,7 @@ from outrider.serving.worker import Worker
 LONG_PROMPT_TOKENS = 2048
 """From here on a session is built off the event loop: hashing its prompt takes a millisecond or more. So is one
 with a grammar: reading that may take a second."""
-BUILDERS = ThreadPoolExecutor(2, "session-builder")
+BUILDERS = DaemonThreads(2, "session-builder")
 """Threads of their own: many such sessions at once must not keep a probe waiting for one, or the worker seems lost."""
 
 

@@ -163,9 +163,12 @@ REFUSED = [
     (set_fields(lora_adapter="x"), BAD, "lora_adapter", "LoRA"),
     (set_fields(tools_json="[]"), BAD, "tools_json", "tools"),
     (set_fields(image_urls=["x"]), BAD, "image_urls", "images"),
-    (set_fields("structured_output", json_schema="{"), BAD, "structured_output.json_schema", "EOF"),
-    (set_fields("structured_output", regex="(("), BAD, "structured_output.regex", "unclosed group"),
-    (set_fields("structured_output", grammar="x"), BAD, "structured_output.grammar", "grammar: "),
+    (
+        set_fields("structured_output", json_schema='{"multipleOf": 99999999}'),
+        BAD,
+        "structured_output.json_schema",
+        "multipleOf.*above 10000",
+    ),
 ]
 
 
@@ -323,9 +326,6 @@ def test_chat_goes_through_the_template() -> None:
         resolve(message, model, SETTINGS, request_id="r")
 
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}{% if mode is defined %}{{ mode }}{% endif %}{{ tone }}!{% endif %}"
 @pytest.mark.parametrize("role", ["usr", "robot", "User", "content", "x" * 1000])
 def test_a_role_that_nobody_knows_is_refused_though_the_template_would_write_it_out(role: str) -> None:
     source = (
@@ -360,6 +360,9 @@ def test_roles_that_a_template_tells_apart_are_its_own() -> None:
         resolve(message, model, SETTINGS, request_id="r")
 
 
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{% if mode is defined %}{{ mode }}{% endif %}{{ tone }}!{% endif %}"
 )
 
 
