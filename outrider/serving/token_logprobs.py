@@ -70,12 +70,18 @@ def count(message: common_pb2.TokenLogprobs) -> int:
 def fault_in(message: common_pb2.TokenLogprobs, num_top: int, vocab_size: int) -> str:
     """Why these cannot be logprobs of a model with so many ids (0: not known), `num_top` alternatives asked for; empty:
     they can. -inf is one: of an id that cannot come."""
-    wanted = min(num_top, vocab_size) if vocab_size else num_top
-    if message.num_top != wanted and message.token_logprobs:
-        return f"it has {message.num_top} alternatives to each token where {wanted} were to come"
-    for values in (message.token_logprobs[:], message.top_logprobs[:]):
-        if values and not (max(values) <= MAX_LOGPROB and not math.isnan(sum(values))):
-            return "it has a logprob that is NaN or above 0"
-    if vocab_size and message.top_ids and max(message.top_ids[:]) >= vocab_size:
+    values, told_top = message.token_logprobs[:], message.num_top
+    if not values:
+        return ""
+    if told_top != num_top and told_top != min(num_top, vocab_size or num_top):
+        return f"it has {told_top} alternatives to each token where {num_top} were asked for"
+    if not _are_logprobs(values) or (told_top and not _are_logprobs(message.top_logprobs[:])):
+        return "it has a logprob that is NaN or above 0"
+    if told_top and vocab_size and max(message.top_ids[:]) >= vocab_size:
         return f"it has an alternative beyond the vocabulary of {vocab_size}"
     return ""
+
+
+def _are_logprobs(values: Sequence[float]) -> bool:
+    """`max` passes over NaN that do not come first, a sum over none."""
+    return max(values) <= MAX_LOGPROB and sum(values) < math.inf

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coordinator.peer as peer_module
-from coordinator.peer import WORKER_SILENT, Peer
+from coordinator.peer import NOT_UNDERSTOOD, WORKER_SILENT, Peer
 from outrider.errors import Unavailable
 from outrider.settings import CoordinatorSettings
 
@@ -144,4 +144,16 @@ async def test_a_call_that_the_worker_ends_is_no_death() -> None:
     with pytest.raises(Unavailable) as lost:
         await peer.receive()
     assert lost.value.reason == "WORKER_STOPPED"
+    peer.close()
+
+
+async def test_bytes_that_are_no_message_lose_the_worker_at_once() -> None:
+    """gRPC gives None for them."""
+    call: Any = Call()
+    peer = listening(call, 100.0, 1000.0)
+    call.says.put_nowait(None)
+    with pytest.raises(Unavailable) as caught:
+        await peer.receive()
+    assert caught.value.reason == NOT_UNDERSTOOD
+    assert call.cancelled
     peer.close()
