@@ -22,13 +22,23 @@ from outrider.cli.bench_sweeps import (
     sweep_gamma,
 )
 from outrider.cli.bundles import prepare
-from outrider.cli.console import OnProgress, err, out, print_json, progress, reporting_errors
+from outrider.cli.console import (
+    OnProgress,
+    err,
+    out,
+    print_json,
+    print_table,
+    progress,
+    reporting_errors,
+    require_writable,
+)
 from outrider.cli.flags import refuse_unknown_variables, refuse_variables
 from outrider.cli.measure import (
     Acceptance,
     Pace,
     Timed,
     describe_positions,
+    draft_ms_per_token,
     formula_speedup,
     median,
     percentile,
@@ -38,7 +48,6 @@ from outrider.cli.measure import (
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
 from outrider.cli.prompts import WORKLOADS, read_prompts, spread
 from outrider.cli.stack import DEFAULT_MODEL, NOT_HONOURED, small_worker
-    draft_ms_per_token,
 from outrider.client import GenerateOptions
 from outrider.errors import InvalidArgument
 from outrider.sampling.params import SamplingParams
@@ -101,7 +110,7 @@ def _command(
         if sweep and profile_file:
             raise InvalidArgument("--profile needs a run without --sweep", field="profile")
         if profile_file is not None:
-            profile_file.touch()  # a folder that is not there is told now and not after the run
+            require_writable(profile_file, "profile")
         if plot is not None:
             check_plot(plot, sweep)
         chosen = choose_draft(target, draft, settings.heads)
@@ -315,7 +324,7 @@ def _print_table(cell: Cell, what: str, result: dict[str, Any]) -> None:
     names = {"tokens_per_s": "tokens/s", "ttft_ms": "time to first token, ms", "tpot_ms": "time per token, ms"}
     for key, name in names.items():
         table.add_row(name, f"{result['plain_' + key]:.1f}", f"{result['speculative_' + key]:.1f}")
-    out.print(table)
+    print_table(table)
     shares = describe_positions(result["acceptance_by_position"]) or "none"
     rows = {
         "speedup measured / by formula": f"{result['speedup']:.2f} / {result['formula_speedup']:.2f}",

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from outrider.cli.bench_profile import PREFILL
 from outrider.cli.bench_runs import PLAIN, Bench, Cell
-from outrider.cli.console import OnProgress, out
+from outrider.cli.console import OnProgress, print_table
 from outrider.cli.measure import Acceptance, Timed, median, steps_of
 from outrider.cli.stack import TARGET_WORKER
 from outrider.client import GenerateOptions, Prompt
@@ -93,4 +93,4 @@ def print_numerics(cell: Cell, result: dict[str, Any]) -> None:
         passes = [f"{result[f'{mode}_{numerics}_pass_ms']:.2f}" for numerics in (FAST, EXACT)]
         shares = [result[f"{mode}_{cost}_cost"] for cost in costs]
         table.add_row(name, *rates, *passes, *("-" if share is None else f"{share:+.1%}" for share in shares))
-    out.print(table)
+    print_table(table)

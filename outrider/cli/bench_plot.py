@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.cli.console import require_writable
 from outrider.errors import InvalidArgument
 
 COLOURS = {"plain": "#555555", "fixed": "#0072b2", "adaptive": "#d55e00"}
@@ -15,14 +16,14 @@ WIDTH_IN, HEIGHT_IN = 7.0, 4.0
 
 
 def check_plot(path: Path, sweep: str | None) -> None:
-    """Before anything is measured. Raises InvalidArgument, ModuleNotFoundError or OSError for what cannot be drawn."""
+    """Before anything is measured. Raises InvalidArgument or ModuleNotFoundError for what cannot be drawn."""
     if sweep not in ("gamma", "concurrency"):
         raise InvalidArgument("--plot draws a sweep: give --sweep gamma or --sweep concurrency too", field="plot")
     if path.suffix.lower() != ".svg":
         raise InvalidArgument(f"--plot is {str(path)!r}, must be a file named *.svg", field="plot")
     import matplotlib  # noqa: F401  its lack is told before the run
 
-    path.touch()
+    require_writable(path, "plot")
 
 
 def draw(path: Path, sweep: str, what: str, cells: Sequence[Mapping[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from outrider.cli.bench_runs import PLAIN, Bench, Cell
-from outrider.cli.console import OnProgress, out
+from outrider.cli.console import OnProgress, out, print_table
 from outrider.cli.measure import Acceptance, Timed, median, steps_of, why_inconclusive, zero_gain_concurrency
 from outrider.client import GenerateOptions
 
@@ -121,7 +121,7 @@ def print_gamma_sweep(cell: Cell, result: dict[str, Any]) -> None:
     for point in result["points"]:
         numbers = (point["tokens_per_s"], point["speedup"], point["tokens_per_step"], point["round_ms"])
         table.add_row(str(point["gamma"]), *(f"{number:.2f}" for number in numbers))
-    out.print(table)
+    print_table(table)
     if result["inconclusive"]:
         out.print(f"  INCONCLUSIVE: {result['inconclusive']}", markup=False)
         return
@@ -145,7 +145,7 @@ def print_concurrency_sweep(cell: Cell, result: dict[str, Any]) -> None:
             f"{point['adaptive_gain']:.2f}",
             f"{point['adaptive_mean_gamma']:.2f}",
         )
-    out.print(table)
+    print_table(table)
     if result["inconclusive"]:
         out.print(f"  INCONCLUSIVE: {result['inconclusive']}", markup=False)
         return

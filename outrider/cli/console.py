@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.setting_names import flag_and_variable, flag_of, naming_settings
@@ -25,10 +27,10 @@ from outrider.settings import PREFIX
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INCONCLUSIVE = 3
-EXIT_BROKEN_PIPE = 141
-"""What a shell tells of a process that SIGPIPE ended."""
 EXIT_UNTOLD = 4
 """Of commands whose EXIT_FAILURE is a finding: nothing could be asked or compared, so there is none."""
+EXIT_BROKEN_PIPE = 141
+"""What a shell tells of a process that SIGPIPE ended."""
 _EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "gguf"), "worker"),
     "matplotlib": "plot",
@@ -39,6 +41,7 @@ _EXTRAS = {
 """By a module that may be missing, the extra that brings it."""
 OnProgress = Callable[[str, float | None], None]
 """What is being done now, and how far it is in 0 to 1 (None: unknown)."""
+MAX_TABLE_CHARS = 1000
 PROGRESS_INTERVAL_S = 3.0
 """Without a terminal, progress is told this often at most."""
 
@@ -58,6 +61,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def print_table(table: Table) -> None:
+    """Whole: in a terminal words are broken where they do not fit, into a pipe it goes as wide as it is."""
+    for column in table.columns:
+        column.overflow = "fold"
+    if not out.is_terminal:
+        table.width = out.measure(table, options=out.options.update_width(MAX_TABLE_CHARS)).maximum
+    out.print(table)
+
+
+def require_writable(path: Path, name: str) -> None:
+    """Of what is written once a run is over: told before it where that cannot be. name: of the option. Raises
+    InvalidArgument."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise InvalidArgument(f"{flag_of(name)}: cannot write {path}: {error.strerror}", field=name) from None
 
 
 def print_error(message: str) -> None:
@@ -93,6 +114,11 @@ def reporting_errors(*settings: type[BaseSettings], is_finding: bool = False) ->
         fail(message, EXIT_UNTOLD if is_finding and code == EXIT_FAILURE else code)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception:
+        if not is_finding:
+            raise
+        err.print_exception()
+        raise SystemExit(EXIT_UNTOLD) from None
 
 
 def describe_failure(error: BaseException, *settings: type[BaseSettings]) -> tuple[str, int]:
@@ -114,11 +140,6 @@ def describe_failure(error: BaseException, *settings: type[BaseSettings]) -> tup
         case ModuleNotFoundError() if error.name in _EXTRAS:
             return f"{error.name} is not installed: pip install 'outrider[{_EXTRAS[error.name]}]'", EXIT_FAILURE
     return f"{type(error).__name__}: {error}", EXIT_FAILURE
-    except Exception:
-        if not is_finding:
-            raise
-        err.print_exception()
-        raise SystemExit(EXIT_UNTOLD) from None
 
 
 def _describe_field(fault: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from outrider.cli.console import out, print_json, progress, reporting_errors
+from outrider.cli.console import out, print_json, print_table, progress, reporting_errors
 from outrider.cli.flags import (
     VARIABLES_RULE,
     own_parameters,
@@ -55,10 +55,10 @@ def _show(report: dict[str, Any]) -> None:
         f"{data['generated_tokens']} tokens generated in {data['seconds']:.0f} s; {training['step']} steps over "
         f"{training['num_tokens']} tokens in {training['seconds']:.0f} s"
     )
-    out.print(_acceptance_table(report))
-    out.print(_coverage_table(vocabulary))
+    print_table(_acceptance_table(report))
+    print_table(_coverage_table(vocabulary))
     if any(pair["trained"]["by_kind"] for by in report["acceptance"].values() for pair in by.values()):
-        out.print(_kinds_table(report))
+        print_table(_kinds_table(report))
 
 
 def _acceptance_table(report: dict[str, Any]) -> Table:

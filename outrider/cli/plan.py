@@ -16,7 +16,7 @@ from coordinator.simulator.engine import Line, PassCost
 from coordinator.simulator.measured import read_timings
 from coordinator.simulator.planning import LOADS, MAX_STREAMS, Fleet, Planner
 from coordinator.simulator.world import World
-from outrider.cli.console import out, print_json, reporting_errors
+from outrider.cli.console import out, print_json, print_table, reporting_errors
 from outrider.cli.options import Json
 from outrider.cli.setting_names import flag_of
 from outrider.errors import InvalidArgument
@@ -249,7 +249,7 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
             str(load["colocated_gamma"]),
             f"{load['colocated_tokens_per_s']:.1f}",
         )
-    out.print(table)
+    print_table(table)
     if any(load["gamma"] and load["passes_a_round"] > WAITS for load in plan["loads"]):
         out.print(f"  {WHY_UNEVEN}")
     for name, key in (("apart", "pays_up_to_streams"), ("co-located", "colocated_pays_up_to_streams")):

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.connect import connect
-from outrider.cli.console import err, out, print_json, reporting_errors
+from outrider.cli.console import err, out, print_json, print_table, reporting_errors, require_writable
 from outrider.cli.flags import CALLS_RULE, own_parameters, refuse_unknown_variables, with_parameters
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json, given_options, request_parameters
 from outrider.cli.request_ids import by_id, refuse_paths
@@ -29,12 +29,19 @@ from outrider.results import Step, StreamTrace
 MIN_BAR, MAX_BAR, OTHER_COLUMNS = 12, 48, 62
 """Characters: of a bar, and of what stands beside it."""
 MAX_ROWS = 60
+COLUMNS = """γ: drafts that the target checked; 0/4: none, where 4 were wanted (too late, or lost; `why` tells).
+
+accepted: a mark for each draft: ● taken, ○ not, ◐ not either, though the target gave it more than half a chance.
+
+price: tokens that each ms of drafting had to earn for the chain to go on, and each row of the target's pass; -: none.
+
+why: the reason of γ, as docs/tuning.md lists them, and what became of a branch drafted ahead."""
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
     parameters = [*own_parameters(_command), *request_parameters()]
-    help_text = "Show where a request's time went, round by round: draft, network, queue, verify."
+    help_text = f"Show where a request's time went, round by round: draft, network, queue, verify.\n\n{COLUMNS}"
     app.command("trace", help=help_text, epilog=CALLS_RULE, rich_help_panel="Use")(
         with_parameters(_command, parameters)
     )
@@ -65,6 +72,8 @@ def _command(
             )
         if request:
             refuse_paths(request)
+        if svg is not None:
+            require_writable(svg, "svg")
         traces = asyncio.run(_traces(address, request, prompt, options))
         if svg is not None:
             svg.write_text(draw(traces), encoding="utf-8")
@@ -105,7 +114,7 @@ def show(trace: StreamTrace, max_rows: int | None) -> None:
             f"{step.start_ms:.0f}", bar(step, longest_ms, width), f"{step.round_ms:.1f}", _gamma(step),
             _accepted(step), step.drafter or "-", _price(step), _why(step),
         )  # fmt: skip
-    out.print(table)
+    print_table(table)
     num_hidden = len(trace.steps) - len(steps) + trace.num_left_out
     if num_hidden:
         out.print(f"[dim]and {num_hidden} rounds more: --all, --json or --svg; {trace.num_left_out} were not kept[/]")

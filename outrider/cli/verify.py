@@ -1,4 +1,4 @@
-"""`outrider verify`: proves on the user's own pair, through the real services, that speculation loses nothing."""
+"""`outrider verify`: tests on the user's own pair, through the real services, whether speculation loses anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from rich.table import Table
 from outrider.cli import proof
 from outrider.cli.bundles import prepare
 from outrider.cli.connect import connect
-from outrider.cli.console import EXIT_FAILURE, EXIT_INCONCLUSIVE, err, out, print_json, progress, reporting_errors
+from outrider.cli.console import (
+    EXIT_FAILURE,
+    EXIT_INCONCLUSIVE,
+    err,
+    out,
+    print_json,
+    print_table,
+    progress,
+    reporting_errors,
+)
 from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables, refuse_variables
 from outrider.cli.law import POWER
 from outrider.cli.options import AUTO_DRAFT, AUTO_HEADS, Draft, Heads, Json, Target, choose_draft, choose_heads
@@ -64,7 +73,8 @@ def _command(
     seed: Annotated[int | None, typer.Option(help="Key of the run; absent: random, and told.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Prove losslessness: equal greedy texts, and sampled tokens that follow the target's own distribution.
+    """Test losslessness on your own pair: equal greedy texts, and sampled tokens that follow the target's own
+    distribution.
 
     Exit code 0: LOSSLESS, 1: BROKEN, 3: INCONCLUSIVE (too little was drafted to tell), 4: nothing could be compared (a
     service did not start or answer, the models do not match), 2: usage. The last line of stdout is JSON.
@@ -148,8 +158,8 @@ def _print_tables(report: proof.Report) -> None:
             f"{rule.detectable_shift:.3f}",
         ]
         law.add_row(rule.name, *map(str, numbers), *values)
-    out.print(texts)
-    out.print(law)
+    print_table(texts)
+    print_table(law)
     largest = max((rule.detectable_shift for rule in report.laws), default=1.0)
     out.print(
         f"  These tokens show a shift of {largest:.1%} of the probability (total variation) with power {POWER:g};"
@@ -167,6 +177,6 @@ def _print_tables(report: proof.Report) -> None:
         out.print(f"  {reason}", markup=False)
     colour = {"LOSSLESS": "green", "BROKEN": "red", "INCONCLUSIVE": "yellow"}[report.verdict]
     out.print(
-        f"[bold {colour}]{report.verdict}[/]  ({report.model}, simulated: {report.simulated}; "
+        f"[bold {colour}]{report.verdict}[/]  ({report.model}{', a SIMULATED model' if report.simulated else ''}; "
         f"chance of a false alarm <= {report.false_alarm_rate:g}; seed {report.seed}; {report.seconds:.0f} s)"
     )

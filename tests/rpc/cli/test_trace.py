@@ -152,3 +152,13 @@ def test_causes_are_those_of_the_wire() -> None:
     assert names == {cause.name for cause in GammaCause}
     assert all(generation_pb2.GammaCause.Value(f"GAMMA_CAUSE_{cause.name}") == cause.value for cause in GammaCause)
     assert set(CAUSES.values()) == set(GammaCause) - {GammaCause.UNSPECIFIED}
+
+
+def test_help_explains_what_stands_in_the_columns() -> None:
+    told = CliRunner().invoke(app, ["trace", "--help"]).output
+    assert all(sign in told for sign in ("0/4", "●", "○", "◐", "price:", "docs/tuning.md"))
+
+
+def test_a_drawing_that_cannot_be_written_is_told_before_anybody_is_asked() -> None:
+    done = CliRunner().invoke(app, ["trace", "--prompt", "!", "--svg", "no-such-folder/a.svg", "-a", "localhost:1"])
+    assert (done.exit_code, "--svg: cannot write no-such-folder/a.svg" in done.stderr) == (2, True)

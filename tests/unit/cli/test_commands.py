@@ -385,7 +385,7 @@ def test_a_missing_prompt_file_is_a_usage_error(tmp_path: Path) -> None:
         (["--sweep=gamma", "--profile=p.json"], "without --sweep"),
         (["--sweep=tokens"], "--sweep"),
         (["--temperature=-1"], "--temperature"),
-        (["--profile=no-such-folder/p.json"], "no-such-folder"),
+        (["--profile=no-such-folder/p.json"], "--profile: cannot write no-such-folder/p.json: No such file"),
     ],
 )
 def test_bench_refuses_before_it_runs(

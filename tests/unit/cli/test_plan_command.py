@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 from typer.testing import CliRunner
 
 from coordinator.simulator import planning
 from coordinator.simulator.engine import Line
 from coordinator.simulator.planning import Planner
 from coordinator.simulator.world import World
+from outrider.cli import console
 from outrider.cli.app import app
 
 COSTS = ["--pass-ms", "30", "--row-ms", "0.3", "--draft-ms", "3"]
@@ -162,3 +166,18 @@ def test_a_file_that_is_no_profile_is_told(tmp_path: Path) -> None:
     assert "is no JSON file" in " ".join(plan("--profile", str(tmp_path / "p"), code=2).split())
     for path in (tmp_path / "absent", tmp_path):
         assert f"profile: cannot read {path}" in plan("--profile", str(path), code=2)
+
+
+def test_into_a_pipe_no_header_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However narrow the console takes itself to be; in a terminal words are broken where they must."""
+    monkeypatch.setenv("COLUMNS", "60")
+    done = CliRunner().invoke(app, ["plan", *COSTS, "--acceptance", "0.8"])
+    (header,) = [line for line in done.stdout.splitlines() if "streams a target ┃" in line]
+    assert "passes a round ┃ tokens/s ┃ gain ┃ co-located: best γ ┃ tokens/s" in header
+    assert "…" not in done.stdout
+    assert len({len(line) for line in done.stdout.splitlines() if "│" in line or "┃" in line}) == 1
+    table = Table("a header of several words", "another", *["unbreakable"] * 8)
+    told = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(file=told, force_terminal=True, width=60, soft_wrap=True))
+    console.print_table(table)
+    assert "…" not in told.getvalue()
