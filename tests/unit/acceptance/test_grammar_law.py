@@ -1,5 +1,6 @@
 """The joint law of texts of a given form: the mask of every drafted place follows from the drafts before it."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ VOCAB, NUM_TOKENS, NUM_SEEDS = 4, 5, 4_000
 WORDS = ((0, 1), (1, 2), (1, 3), (2, 0, 0), (3,))
 """A text is one after the other: what may come next depends on up to two tokens before."""
 FORM = Grammar(GrammarKind.REGEX, f"({'|'.join(re.escape(''.join(map(toy_char, word))) for word in WORDS)}){{1,9}}")
+BY_IDS = Grammar(GrammarKind.LARK, 'start: (<[0]> <[1]> | "#" <[3]> | <[3]>)+')
+"""Tokens named, where the other form names what they spell."""
 VOCABULARY = GrammarVocabulary(b"", VOCAB)
 GAMMAS = {"1": fixed_gamma(1), "3": fixed_gamma(3), "adaptive": adaptive_gamma}
 
@@ -46,9 +49,14 @@ def test_joint_law(rule: AcceptanceRule, gamma: str) -> None:
     assert chi_square(loop.counts(scaled(NUM_SEEDS), NUM_TOKENS), law) > FALSE_ALARM
 
 
-def test_coupled_text_is_that_of_plain() -> None:
+@pytest.mark.parametrize("form", [FORM, BY_IDS], ids=["by text", "by ids"])
+def test_coupled_text_is_that_of_plain(form: Grammar) -> None:
+    def begin(prompt: Sequence[int]) -> History:
+        return History(prompt, (), VOCABULARY.state(form))
+
     target, draft = table_pair(VOCAB, 5)
-    params, noises = params_of(AcceptanceRule.COUPLED), [Noise(seed) for seed in range(scaled(NUM_SEEDS // 4))]
+    params = dataclasses.replace(params_of(AcceptanceRule.COUPLED), grammar=form)
+    noises = [Noise(seed) for seed in range(scaled(NUM_SEEDS // 4))]
     plain = RoundLoop(target, draft, params, fixed_gamma(0), begin=begin)
     texts = [plain.text(noise, NUM_TOKENS) for noise in noises]
     for gamma in GAMMAS.values():

@@ -1,14 +1,18 @@
 """Grammar states: what may follow is what the language says, back and forth, and texts of every rule keep to it."""
 
 import json
+import random
+from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+from conftest import scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import DeadEnd
+from outrider.lm.bundle import BUNDLES, bundle_folder
 from outrider.sampling.distribution import distribution, processed_logits
 from outrider.sampling.grammar import GrammarState, GrammarVocabulary, check_grammar
 from outrider.sampling.history import History
@@ -69,6 +73,77 @@ def test_back_and_forth_it_is_a_fresh_state_of_the_same_text(steps: list[str | i
             assert allowed(state) == following(text)
         else:
             assert state.allowed([STOP]) is None
+
+
+FORMS = {
+    "schema": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    "any JSON": Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}'),
+    "regex": Grammar(GrammarKind.REGEX, "[a-c]+@[a-c]{2,5}( [0-9]{3})*"),
+    "recursive": Grammar(GrammarKind.LARK, 'start: "(" start ")" | /[a-z]{1,4}/ | start "+" start'),
+    "lazy": Grammar(GrammarKind.LARK, 'start: a "x" a\na[lazy]: /[a-c ]*q/'),
+    "id": Grammar(GrammarKind.LARK, 'start: "a" <[100]> "b"'),
+    "ids again": Grammar(GrammarKind.LARK, "start: (/[a-c]/ <[100]>){12}"),
+    "id or text": Grammar(GrammarKind.LARK, 'start: (/[a-z]+/ (<[100]> | <[30-40]> | "x1")){8}'),
+    "any id but": Grammar(GrammarKind.LARK, "start: (/[a-z]{1,9}/ <[^5-90]>){6}"),
+}
+
+
+@pytest.fixture(scope="module")
+def real_vocabulary() -> GrammarVocabulary:
+    def convert(gguf: Path, folder: Path) -> None:
+        from outrider.lm.checkpoint import convert_gguf
+
+        convert_gguf(gguf, folder)
+
+    folder = bundle_folder(BUNDLES["smollm2-135m"], convert, lambda text, fraction: None)
+    return GrammarVocabulary((folder / "tokenizer.json").read_bytes(), 49_152, (2,))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", ["toy", "real"])
+def test_back_and_forth_over_any_form_it_is_a_fresh_state_of_the_same_tokens(
+    tokens: str, form: str, real_vocabulary: GrammarVocabulary
+) -> None:
+    vocabulary, stop = (VOCABULARY, STOP) if tokens == "toy" else (real_vocabulary, 3)
+
+    def same(found: np.ndarray | None, path: list[int]) -> bool:
+        """The slow twin: another state, that has seen these tokens only."""
+        fresh = vocabulary.state(FORMS[form])
+        for token_id in path:
+            fresh.push(token_id)
+        expected = fresh.allowed([stop])
+        return found is expected if expected is None or found is None else bool((found == expected).all())
+
+    for seed in range(scaled(40)):
+        rng, state, path = random.Random(seed), vocabulary.state(FORMS[form]), list[int]()
+        for _ in range(12):
+            for _ in range(rng.randrange(5)):
+                found = state.allowed([stop]) if rng.random() < 0.8 else None
+                likely = np.flatnonzero(found) if found is not None else ()
+                path.append(int(rng.choice(likely)) if len(likely) and rng.random() < 0.9 else rng.randrange(100))
+                state.push(path[-1])
+            if path and rng.random() < 0.8:
+                num_back = (
+                    rng.randrange(1, len(path) + 1) if rng.random() < 0.2 else 1 + rng.randrange(min(3, len(path)))
+                )
+                state.pop(num_back)
+                del path[-num_back:]
+            assert same(state.allowed([stop]), path), (seed, path)
+
+
+def test_far_back_behind_many_tokens_too() -> None:
+    state = VOCABULARY.state(FORMS["id or text"])
+    path = [toy_id("a")] * 300 + [100, toy_id("b"), 35]
+    for token_id in path:
+        state.push(token_id)
+    for length in (302, 299, 130, 131, 3, 303):
+        state.pop(state._num_pushed - min(length, state._num_pushed))
+        for token_id in path[state._num_pushed : length]:
+            state.push(token_id)
+        fresh = VOCABULARY.state(FORMS["id or text"])
+        for token_id in path[:length]:
+            fresh.push(token_id)
+        assert allowed(state) == allowed(fresh)
 
 
 def test_stop_tokens_stand_where_the_text_may_end_and_nowhere_else() -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLParserLimits
 
 from outrider.errors import InvalidArgument
 from outrider.sampling import grammar as grammars
@@ -66,15 +67,81 @@ def test_limits_that_drafts_have_met_are_not_the_texts() -> None:
     assert state.follows
 
 
-def test_who_meets_limits_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "MAX_BEGINNINGS", 3)
+def test_who_meets_limits_again_and_again_goes_on_while_a_new_matcher_can() -> None:
     state = VOCABULARY.state(Grammar(GrammarKind.REGEX, "[ab]{4}"))
-    for _ in range(2):
-        _breaks(state)
+    for _ in range(40):
+        state.push(toy_id("a"))
+        assert _breaks(state) == [True]
+        state.pop()
+        assert _breaks(state) == [True]
         assert state.allowed([STOP]) is not None
+    state.push(toy_id("a"))
     _breaks(state)
-    with pytest.raises(GrammarTooComplex):
+    state._begin = _broken
+    for _ in range(2):
+        with pytest.raises(GrammarTooComplex):
+            state.allowed([STOP])
+
+
+def test_what_discarded_drafts_cost_is_not_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that plain decoding completes."""
+    for name in ("LIMITS", "LIMITS_ANEW"):
+        monkeypatch.setattr(grammars, name, LLParserLimits(max_lexer_states=200, verbose_errors=False))
+    form, num_begun, rng = Grammar(GrammarKind.REGEX, "[a-d]*a[a-d]{20}"), 0, np.random.default_rng(0)
+    plain, state = VOCABULARY.state(form), VOCABULARY.state(form)
+    begin = state._begin
+
+    def counted() -> LLMatcher:
+        nonlocal num_begun
+        num_begun += 1
+        return begin()
+
+    state._begin = counted
+    for _ in range(150):
+        expected = plain.allowed([STOP])
+        assert expected is not None
+        for _ in range(12):
+            state.push(toy_id(rng.choice(list("abcd"))))
+            assert state.allowed([STOP]) is not None
+        state.pop(12)
+        assert (state.allowed([STOP]) == expected).all()
+        plain.push(token_id := toy_id(rng.choice(list("abcd"))))
+        state.push(token_id)
+    assert num_begun > 16, "INCONCLUSIVE"
+
+
+def test_a_long_text_is_read_again_however_much_was_learnt_along_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a stream is taken up elsewhere."""
+    monkeypatch.setattr(
+        grammars, "LIMITS", LLParserLimits(initial_lexer_fuel=2_000, step_lexer_fuel=2_000, verbose_errors=False)
+    )
+    form = Grammar(GrammarKind.REGEX, "[a-d]*a[a-d]{12}")
+    along, again, rng = VOCABULARY.state(form), VOCABULARY.state(form), np.random.default_rng(0)
+    text = [toy_id(char) for char in rng.choice(list("abcd"), 1_500)]
+    for token_id in text:
+        assert along.allowed([STOP]) is not None
+        along.push(token_id)
+    for token_id in text:
+        again.push(token_id)
+    assert again.follows
+    assert (again.allowed([STOP]) == along.allowed([STOP])).all()
+
+
+def test_behind_a_token_that_the_mask_has_and_the_matcher_refuses_nothing_is_left_unmasked() -> None:
+    """llguidance 1.9 has such: a byte that no text has, in a form for an alphabet that has it as its end only."""
+    state = VOCABULARY.state(Grammar(GrammarKind.LARK, r'start: "ab" /\xff[a-c]/'))
+    for char in "ab":
+        state.push(toy_id(char))
+    found = state.allowed([STOP])
+    assert found is not None
+    assert found[toy_id("a")], "INCONCLUSIVE"
+    state.push(toy_id("a"))
+    with pytest.raises(GrammarTooComplex, match="leads nowhere"):
         state.allowed([STOP])
+    state.pop()
+    assert (state.allowed([STOP]) == found).all()
+    state.push(toy_id("z"))
+    assert state.allowed([STOP]) is None
 
 
 def test_a_session_begins_with_no_other_text_than_one_of_its_form() -> None:
@@ -94,7 +161,14 @@ def test_a_session_begins_with_no_other_text_than_one_of_its_form() -> None:
     assert caught.value.field == "open.committed_ids"
 
 
+def _broken() -> LLMatcher:
+    state = VOCABULARY.state(Grammar(GrammarKind.REGEX, "[ab]{4}"))
+    _breaks(state)
+    return state._working()
+
+
 def _breaks(state: GrammarState) -> list[bool]:
     """Its matcher meets a limit, as after many drafts: it is in error from now on."""
-    state._matcher.consume_token(toy_id("!"))
-    return [state._matcher.is_error()]
+    matcher = state._working()
+    matcher.consume_token(toy_id("!"))
+    return [matcher.is_error()]
