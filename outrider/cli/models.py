@@ -12,7 +12,7 @@ from rich.table import Table
 
 from outrider.cli import bundles
 from outrider.cli.connect import connect
-from outrider.cli.console import describe_failure, err, out, print_json, progress, reporting_errors
+from outrider.cli.console import describe_failure, err, out, print_json, print_table, progress, reporting_errors
 from outrider.cli.flags import CALLS_RULE, refuse_unknown_variables
 from outrider.cli.options import DEFAULT_ADDRESS, Address, Json
 from outrider.errors import NotFound, OutriderError, Unavailable
@@ -55,7 +55,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         size = f"{row['bytes'] / 2**20:.0f} MiB" if row["bytes"] else ""
         table.add_row(row["model"], row["source"], row["state"], size)
-    out.print(table)
+    print_table(table)
 
 
 async def _served(address: str) -> list[dict[str, Any]]:
