@@ -17,7 +17,7 @@ from coordinator.model import TextTools, build_text_tools
 from outrider.errors import OutriderError
 from outrider.median import Median
 from outrider.server_info import DraftRounds
-from outrider.serving.refused import mending
+from outrider.serving.refused import is_other_server, mending
 from outrider.serving.tls import WORKER_NAMES, Dialer
 from outrider.serving.worker_calls import WorkerDescription, describe, is_serving, watch_serving
 
@@ -27,6 +27,7 @@ PROBE_INTERVAL_S = 1.0
 RETRY_INTERVAL_S = 0.25
 PROBE_TIMEOUT_S = 2.0
 """At least; a coordinator that is patient with silent workers is as patient here."""
+SEE_LISTS = "see --target-workers and --draft-workers"
 NOT_SERVING = "answers NOT_SERVING: it starts or drains"
 
 
@@ -229,7 +230,7 @@ class WorkerRecord:
             num_foreign_blocks = found.capacity.num_promised_blocks - self.num_promised_blocks
             self._foreign.heard(self.num_foreign_sessions, num_foreign_blocks)
             if found.role != self.role:
-                self._mending = "see --target-workers and --draft-workers"
+                self._mending = SEE_LISTS
                 return False, f"is a {found.role or 'nameless'} worker, listed as {self.role}"
             started = time.perf_counter()
             serving = await is_serving(self.channel, self.role, timeout_s=timeout_s)
@@ -237,7 +238,11 @@ class WorkerRecord:
             return (True, "") if serving else (False, NOT_SERVING)
         except OutriderError as error:
             self._mending = mending(error, WORKER_NAMES.get(self.role, ""))
-            return False, f"{error.status}: {error.message}"
+            said = f"{error.status}: {error.message}"
+            if not is_other_server(error):
+                return False, said
+            self._mending = SEE_LISTS
+            return False, f"is no {self.role} worker, something else answers there ({said})"
         except Exception as error:  # a tokenizer or template of any library's making
             return False, f"its tokenizer or chat template cannot be read: {error}"
 

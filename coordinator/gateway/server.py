@@ -20,6 +20,7 @@ except ModuleNotFoundError as missing:
 from coordinator.gateway.app import build_app
 from coordinator.gateway.connection import PatientConnection
 from coordinator.gateway.service import Gateway
+from coordinator.gateway.watch import watch
 from outrider.client import Client
 from outrider.errors import InvalidArgument, Unavailable
 from outrider.serving.access import BY_TOKEN_ALONE, refuse_to_be_open
@@ -81,6 +82,7 @@ async def serve(
             server = _Server(config)
             async with metrics_endpoint(settings, gateway.registry):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
+                watching = asyncio.create_task(watch(client))
                 try:
                     await _until(serving, lambda: server.started)
                     if on_ready is not None:
@@ -90,6 +92,7 @@ async def serve(
                     stopped.cancel()
                     await _drain(gateway, settings)
                 finally:
+                    watching.cancel()
                     server.should_exit = True
                     await serving
 

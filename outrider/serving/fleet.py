@@ -15,7 +15,7 @@ import grpc
 
 from outrider.errors import InvalidArgument
 from outrider.serving.naming import Resolve, resolve, split_names
-from outrider.serving.refused import mending
+from outrider.serving.refused import is_other_server, mending
 from outrider.serving.status import from_rpc_error
 from outrider.serving.tls import COORDINATOR_NAME, Dialer
 from outrider.settings import WorkerSettings
@@ -135,7 +135,10 @@ class FleetMember:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     continue
                 told = f"coordinator {address}: {error.code().name} {error.details()}"
-                advice = mending(from_rpc_error(error), COORDINATOR_NAME)
+                failure = from_rpc_error(error)
+                advice = mending(failure, COORDINATOR_NAME)
+                if is_other_server(failure):
+                    advice = "it is no coordinator, something else answers there: see --coordinators here"
                 if advice:
                     told += f"; {advice}"
                 log.log(logging.WARNING if advice and told != warned_of else logging.INFO, "%s", told)

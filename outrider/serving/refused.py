@@ -23,6 +23,16 @@ _BY_WORDS = {
 """gRPC's own, where a handshake failed."""
 
 
+_NO_GRPC = ("failed parsing http/2", "http1.x server")
+"""What gRPC says, in lower case, of servers of another kind."""
+
+
+def is_other_server(error: OutriderError) -> bool:
+    """Whether whoever answered is no such member of a fleet: it has no such service, or speaks no gRPC at all."""
+    words = error.message.lower()
+    return error.status == "UNIMPLEMENTED" or any(part in words for part in _NO_GRPC)
+
+
 def mending(error: OutriderError, name: str) -> str:
     """The settings to look at, `here` being those of the caller; empty where the call may well be taken later. name:
     what the certificate of whoever was called must name."""
