@@ -20,13 +20,11 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from outrider.sampling.grammar import GrammarTooComplex, GrammarVocabulary, check_grammar
 from outrider.sampling.params import Grammar, GrammarKind
 
-MAX_CPU_S = 4
-"""Of one form; what `outrider.sampling.grammar.LIMITS` let through takes a second or two."""
 MAX_MEMORY_BYTES = 1 << 30
 MAX_KEPT_BYTES = 256 << 20
 """A process that has grown by more ends behind its answer."""
 STACK_BYTES = 2 << 20
-"""A quarter of what threads of a worker usually have: what goes here goes there."""
+"""A quarter of what `outrider.serving.daemon_threads` has: what goes here goes there."""
 MAX_TOKENS = 1 << 20
 _SPECIAL = re.compile(r"<([^<>\s\[\]]+)>")
 _BY_ID = re.compile(r"<\[([^\]]*)\]>")
@@ -75,7 +73,7 @@ def main() -> None:
     _answer({"ready": True})
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + MAX_CPU_S)
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + asked["max_cpu_s"])
         verdict = _tried_in_a_thread(Grammar(GrammarKind[asked["kind"]], asked["text"]))
         is_last = _most_memory_bytes() - at_first > MAX_KEPT_BYTES
         _answer({**verdict, "is_last": is_last})

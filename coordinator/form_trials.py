@@ -25,6 +25,8 @@ from outrider.sampling.params import Grammar
 
 COMMAND = (sys.executable, "-m", "coordinator.form_trial_process")
 NUM_PROCESSES = 2
+MAX_CPU_S = 4
+"""Of one form; what `outrider.sampling.grammar.LIMITS` let through takes a second or two."""
 MAX_WAIT_S = 60.0
 """A process that has not even used up its CPU time by then does not get any: nothing is said about the form."""
 MAX_REMEMBERED = 1024
@@ -103,7 +105,7 @@ class FormTrials:
         try:
             async with asyncio.timeout(MAX_WAIT_S):
                 process = await self._process()
-                answer = await self._ask(process, {"kind": form.kind.name, "text": form.text})
+                answer = await self._ask(process, {"kind": form.kind.name, "text": form.text, "max_cpu_s": MAX_CPU_S})
                 if answer is None and await process.wait() not in FOUND_TOO_COMPLEX:
                     raise OSError(f"a process that reads forms ended with {process.returncode}")
         except (OSError, TimeoutError) as error:
@@ -119,7 +121,8 @@ class FormTrials:
                 self._end(process)
             raise
         if answer is None:
-            found = GrammarTooComplex("it cannot be read within 4 s of CPU time, 1 GiB and 2 MiB of stack")
+            limits = f"{MAX_CPU_S} s of CPU time, 1 GiB and 2 MiB of stack"
+            found = GrammarTooComplex(f"it cannot be read within {limits}")
             return found.reason, found.message
         if answer["is_last"]:
             self._end(process)
@@ -151,7 +154,7 @@ class FormTrials:
         return process
 
     @staticmethod
-    async def _ask(process: asyncio.subprocess.Process, question: dict[str, str]) -> Any:
+    async def _ask(process: asyncio.subprocess.Process, question: dict[str, str | int]) -> Any:
         """None: the process ended over it."""
         assert process.stdin is not None
         assert process.stdout is not None

@@ -49,13 +49,19 @@ class GrammarBeyondBounds(ValueError):
 def check_bounds(grammar: Grammar) -> None:
     """In a time that grows as the text does. What is no form of its kind passes: that is told where it is read. Raises
     GrammarBeyondBounds."""
+    multiples = 0
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        _check_json(grammar.text)
+        multiples = _check_json(grammar.text)
     elif grammar.kind is GrammarKind.LARK:
-        _check_lark(grammar.text)
+        multiples = _check_lark(grammar.text)
+    if multiples > MAX_MULTIPLES_TOGETHER:
+        raise GrammarBeyondBounds(
+            f"its multipleOf add up to more than {MAX_MULTIPLES_TOGETHER}, powers of ten aside: leave some out"
+        )
 
 
-def _check_json(text: str) -> None:
+def _check_json(text: str) -> int:
+    """What its multipleOf add up to."""
     _check_depth(text)
     multiples: list[int] = []
 
@@ -66,12 +72,9 @@ def _check_json(text: str) -> None:
     try:
         schema = json.loads(text, parse_int=Decimal, parse_float=Decimal, object_hook=seen)
     except (ValueError, InvalidOperation):
-        return
+        return 0
     _divisor(schema)
-    if sum(multiples) - len(multiples) > MAX_MULTIPLES_TOGETHER:
-        raise GrammarBeyondBounds(
-            f"its multipleOf add up to more than {MAX_MULTIPLES_TOGETHER}, powers of ten aside: leave some out"
-        )
+    return sum(multiples) - len(multiples)
 
 
 def _check_depth(text: str) -> None:
@@ -118,17 +121,18 @@ def _digits(number: Any) -> int:
     return int(digits)
 
 
-def _check_lark(text: str) -> None:
+def _check_lark(text: str) -> int:
+    """What the multipleOf of its JSON schemas add up to."""
     rules: dict[str, list[str]] = {}
     body: list[str] = []
-    num_operators = at = 0
+    num_operators = multiples = at = 0
     while (found := _LARK.search(text, at)) is not None:
         at = found.end()
         if found["operator"]:
             num_operators += 1
         elif found["json"]:
             begin, at = at, _json_end(text, at)
-            _check_json(text[begin:at])
+            multiples += _check_json(text[begin:at])
         elif found["rule"]:
             body = rules.setdefault(found["rule"], [])
         elif found["name"]:
@@ -146,6 +150,7 @@ def _check_lark(text: str) -> None:
             f"its rules and terminals name one another more than {MAX_RULE_DEPTH} deep: write some out where they are "
             "named"
         )
+    return multiples
 
 
 def _json_end(text: str, begin: int) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+STACK_BYTES = 8 << 20
+"""Of each, whatever the system's limit is: how deep calls may go is not left to it."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -30,7 +32,9 @@ class DaemonThreads(Executor):
             if len(self._threads) < self._num_threads:
                 thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
+                usual = threading.stack_size(STACK_BYTES)
                 thread.start()
+                threading.stack_size(usual)
         return future
 
     def _run(self) -> None:

@@ -48,6 +48,7 @@ SCHEMAS = (
     },
 )
 """Of bounded length: with enough tokens every text of them ends."""
+RULES_THAT_OVERFLOW_A_STACK = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4500)) + 'r4500: "a"'
 GAMMAS = (0, 3, 8)
 
 
@@ -148,6 +149,8 @@ async def test_a_form_ends_the_text_within_a_draft() -> None:
         ({"regex": "(("}, "structured_output.regex"),
         ({"grammar": "start: foo"}, "structured_output.grammar"),
         ({"regex": "a" * 65_537}, "structured_output.regex"),
+        ({"json_schema": {"type": "integer", "multipleOf": 99_999_999}}, "structured_output.json_schema"),
+        ({"grammar": RULES_THAT_OVERFLOW_A_STACK}, "structured_output.grammar"),
         ({"regex": "a", "stop_token_ids": []}, "stopping.stop_token_ids"),
         ({"regex": "a", "min_tokens": 2}, "stopping.min_tokens"),
         ({"regex": "a", "bad_words": ["b"]}, "sampling.bad_words"),

@@ -5,8 +5,9 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from waiting import until
+from waiting import PATIENCE_S, until
 
+from coordinator import form_trials
 from coordinator.form_trial_process import tried
 from coordinator.form_trials import NUM_PROCESSES, FormTrials
 from outrider.errors import InvalidArgument, Unavailable
@@ -60,7 +61,11 @@ async def test_a_bad_form_is_refused_by_name(trials: FormTrials, form: Grammar, 
         assert field in str(caught.value)
 
 
-async def test_a_form_that_hangs_is_refused_and_the_next_one_read(trials: FormTrials) -> None:
+async def test_a_form_that_hangs_is_refused_and_the_next_one_read(
+    trials: FormTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form_trials, "MAX_CPU_S", 1)
+    monkeypatch.setattr(form_trials, "MAX_WAIT_S", PATIENCE_S)
     hanging, _ = await asyncio.gather(trials.check(HANGS), trials.check(EASY), return_exceptions=True)
     assert isinstance(hanging, InvalidArgument), hanging
     assert (hanging.field, hanging.reason) == ("structured_output", "GRAMMAR_TOO_COMPLEX")

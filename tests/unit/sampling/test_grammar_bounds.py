@@ -94,6 +94,10 @@ BEYOND = {
     "multipleOf of many": (schema({"items": [{"multipleOf": n} for n in range(9_989, 10_000)]}), "its multipleOf add"),
     "multipleOf either": (schema({"multipleOf": 997, "anyOf": [{"multipleOf": 7}, {"multipleOf": 11}]}), "multipleOf"),
     "multipleOf in Lark": (inner(schema({"items": {"multipleOf": 99_999_999}})), "multipleOf"),
+    "multipleOf of many in Lark": (
+        lark("start: " + " | ".join(f'%json {{"multipleOf": {n}}}' for n in range(9_989, 10_000))),
+        "its multipleOf add",
+    ),
     "brackets in Lark": (inner(nested(MAX_DEPTH + 1)), f"more than {MAX_DEPTH} deep"),
 }
 EVERYDAY = [
