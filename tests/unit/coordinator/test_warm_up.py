@@ -109,6 +109,22 @@ def test_what_was_slow_once_is_tried_again_though_every_stream_is_short() -> Non
     assert 0 < num_streams < 400, "tried again, and not by each stream"
 
 
+def test_a_stream_that_begins_tries_what_is_due_while_its_drafter_is_level_with_it() -> None:
+    """Some tokens on it would have to compute them first, and where that is dear nobody would ever try."""
+    shared, rng, world = PairEstimates(), random.Random(2), World(accept=0.0, catch_up_ms=8)
+    for _ in range(20):
+        world.num_behind = 0
+        answer_drafters(world, shared)
+    due = []
+    for _ in range(200):
+        world.num_behind = 0
+        first = AdaptiveGamma(shared, CAP)
+        choice = first.choose(CAP, 64, (MODEL,))
+        first.observe(world.round(choice, rng))
+        due.append(choice.reason == "probe")
+    assert 0 < sum(due) < 120, "and not each of them"
+
+
 def answer_drafters(world: World, shared: PairEstimates) -> set[str]:
     """Who drafted for one short stream."""
     policy, rng, done, drafters = AdaptiveGamma(shared, CAP), random.Random(4), 0, set()
