@@ -47,7 +47,11 @@ def test_reasons_are_those_of_the_code() -> None:
     assert len(reasons) >= 9
     code = "".join(
         path.read_text(encoding="utf-8")
-        for path in (*(ROOT / "outrider/serving").glob("*.py"), ROOT / "coordinator/tenants.py")
+        for path in (
+            *(ROOT / "outrider/serving").glob("*.py"),
+            *(ROOT / "outrider/sampling").glob("*.py"),
+            ROOT / "coordinator/tenants.py",
+        )
     )
     assert {reason for reason in reasons if f'"{reason}"' not in code} == set()
 
