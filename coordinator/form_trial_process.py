@@ -6,6 +6,7 @@ stack. Here that costs this process alone. One line of JSON in, one out: see `co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -20,8 +21,9 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from outrider.sampling.grammar import GrammarTooComplex, GrammarVocabulary, check_grammar
 from outrider.sampling.params import Grammar, GrammarKind
 
-MAX_MEMORY_BYTES = 1 << 30
-MAX_KEPT_BYTES = 256 << 20
+MAX_MEMORY_BYTES = 256 << 20
+"""Beside what it takes to start: all of them and a coordinator fit into the 1 GiB that `deploy` gives one."""
+MAX_KEPT_BYTES = 64 << 20
 """A process that has grown by more ends behind its answer."""
 STACK_BYTES = 2 << 20
 """A quarter of what `outrider.serving.daemon_threads` has: what goes here goes there."""
@@ -68,6 +70,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the coordinator's to hear
     threading.stack_size(STACK_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory is short this process goes first
     _limit(resource.RLIMIT_AS, _address_space_bytes() + MAX_MEMORY_BYTES)
     at_first = _most_memory_bytes()
     _answer({"ready": True})

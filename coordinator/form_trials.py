@@ -33,7 +33,7 @@ MAX_REMEMBERED = 1024
 MAX_LINE_BYTES = 1 << 20
 FOUND_TOO_COMPLEX = {-number for number in (signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)}
 """Exit codes of a process that a form has ended. Any other one had another cause."""
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 Verdict = tuple[str, str]
 """Reason and problem; empty: it may be read."""
@@ -121,7 +121,7 @@ class FormTrials:
                 self._end(process)
             raise
         if answer is None:
-            limits = f"{MAX_CPU_S} s of CPU time, 1 GiB and 2 MiB of stack"
+            limits = f"{MAX_CPU_S} s of CPU time, 256 MiB and 2 MiB of stack"
             found = GrammarTooComplex(f"it cannot be read within {limits}")
             return found.reason, found.message
         if answer["is_last"]:

@@ -16,6 +16,12 @@ from outrider.sampling.params import Grammar, GrammarKind
 EASY = Grammar(GrammarKind.REGEX, "[a-c]+")
 HANGS = Grammar(GrammarKind.LARK, "start: A\nA: " + " & ".join(f"/(.*a.{{{number}}}b)*/" for number in range(1, 25)))
 """Within all bounds, and reading it takes more than half a minute."""
+FILLS = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    '{"type": "integer", "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],'
+    ' "$defs": {"a": {"multipleOf": 9973}, "b": {"multipleOf": 9967}}}',
+)
+"""Likewise, and an automaton of a hundred million states."""
 BAD = [
     (Grammar(GrammarKind.JSON_SCHEMA, "{"), "structured_output.json_schema", "EOF"),
     (Grammar(GrammarKind.REGEX, "(("), "structured_output.regex", "unclosed group"),
@@ -59,6 +65,15 @@ async def test_a_bad_form_is_refused_by_name(trials: FormTrials, form: Grammar, 
             await trials.check(form)
         assert (caught.value.field, caught.value.reason) == (field, "BAD_GRAMMAR")
         assert field in str(caught.value)
+
+
+async def test_a_form_that_fills_the_memory_is_refused(trials: FormTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the limit of memory, long before that of time."""
+    monkeypatch.setattr(form_trials, "MAX_CPU_S", 600)
+    monkeypatch.setattr(form_trials, "MAX_WAIT_S", PATIENCE_S)
+    with pytest.raises(InvalidArgument) as caught:
+        await trials.check(FILLS)
+    assert (caught.value.field, caught.value.reason) == ("structured_output", "GRAMMAR_TOO_COMPLEX")
 
 
 async def test_a_form_that_hangs_is_refused_and_the_next_one_read(
