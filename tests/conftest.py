@@ -1,6 +1,7 @@
 """Counts scale with OUTRIDER_TEST_SCALE: `make test` runs a seeded tenth, `make check` the whole."""
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ os.environ.setdefault("OUTRIDER_DRAFT_BREAKER_SHARE", "1")
 
 import outrider.lm  # noqa: F401  (before anything imports torch: it sets how idle threads wait)
 from coordinator import drafting
+from outrider.serving.server import LOGGED_PACKAGES
 
 drafting.MIN_WAIT_S = 0.25
 
@@ -28,6 +30,13 @@ SCALE = float(os.environ.get("OUTRIDER_TEST_SCALE", "0.1"))
 def scaled(count: int, at_least: int = 1) -> int:
     """`count` is the full number; the result is what this run does."""
     return max(at_least, round(count * SCALE))
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> None:
+    """A service that ran in this process has set levels: no test hears less for it."""
+    for package in LOGGED_PACKAGES:
+        logging.getLogger(package).setLevel(logging.NOTSET)
 
 
 def require_tool(name: str) -> str:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import tiny_heads  # noqa: E402
 
+from coordinator.gamma.plans import Objective  # noqa: E402
 from outrider.client import Client  # noqa: E402
 from outrider.errors import FailedPrecondition, InvalidArgument  # noqa: E402
 from outrider.serving.channel import open_channel  # noqa: E402
@@ -104,8 +105,11 @@ async def test_text_is_plain_text_whatever_tree_they_draw(target, heads):
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-async def test_sampled_trees_are_drawn_anew_as_they_were(target, heads, rule):
-    """The same seed gives the same text: every draft and coin is a function of the prefix, whatever ran before."""
+async def test_sampled_trees_are_drawn_anew_as_they_were(target, heads, rule, monkeypatch):
+    """The same seed gives the same text: every draft and coin is a function of the prefix, whatever ran before. Of
+    trees of one shape: which one pays follows from what passes take, and a sampled text from its tree."""
+    shape = (-1, -1, -1, 0, 0, 1)
+    monkeypatch.setattr(Objective, "fixed_shape", lambda self, candidate, num_draft_tokens: shape[:num_draft_tokens])
     settings = worker_settings(target, heads)
     async with in_process_stack(str(target), None, target_worker=settings) as stack, Client(stack.address) as client:
         for kind in KINDS:
