@@ -18,6 +18,7 @@ from statistics import median
 from coordinator.gamma.ahead import AheadCosts
 from coordinator.gamma.policy import HIT, LATE, Candidate, RoundReport
 from coordinator.gamma.price import Load
+from outrider.drafting.proposal import MAX_STEP_ROWS
 from outrider.drafting.tree import depths
 from outrider.median import Median
 
@@ -37,8 +38,6 @@ TOLD_WEIGHT = 0.5
 FILL_DECAY = 0.9
 NUM_SLOWED = 5
 """Messages whose median says how busy a draft worker is."""
-MIN_CATCH_UP_TOKENS = 8
-"""With fewer it was the prompt that was waited for."""
 CHANGED, NUM_CHANGED = 1.3, 4
 """A worker has become slower or faster when so many messages in a row were off by this factor, to the same side."""
 
@@ -328,7 +327,7 @@ class RoundCosts:
         work_ms = report.draft_ms - report.draft_queue_ms - report.draft_catch_up_ms
         if report.ahead not in (HIT, LATE):
             self.draft(candidate).observe(num_wanted, num_drafts, work_ms, draft_network_ms, report.draft_queue_ms)
-        if report.draft_catch_up_ms and report.num_ingested_tokens >= MIN_CATCH_UP_TOKENS:
+        if report.draft_catch_up_ms and report.num_ingested_tokens >= MAX_STEP_ROWS:  # else the prompt was waited for
             self.draft(candidate).catch_up.add(report.draft_catch_up_ms / report.num_ingested_tokens)
         is_typical = self.ahead(candidate).observe(report, self.verify_ms(report.num_draft_tokens))
         self.observe_verify(report, is_typical=is_typical)
