@@ -230,7 +230,7 @@ class AdaptiveGamma:
         """Time until a try of `plan` is due; not positive: it is."""
         last = self._last_try.get(plan.key, _LastTry())
         # a stream that begins has its drafters level with it: never again is a try as cheap
-        interval_tokens = MIN_PROBE_INTERVAL_TOKENS if plan.key in self._last_try or self._tokens else 0
+        interval_tokens = MIN_PROBE_INTERVAL_TOKENS if self._tokens else 0
         tokens_missing = last.tokens + interval_tokens - self._tokens
         share = FIRST_PROBE_SHARE if self._is_fresh(plan) else self._probe_share(plan)
         elapsed_ms = self._shared.ms_since_try(plan.key)
