@@ -134,19 +134,13 @@ class _DraftStream(WorkerStream[DraftSession]):
             return
         _refuse_features("open.features", message.features)
         opening = convert.draft_open_from_pb(message)
-        settings = self._worker.settings
+        settings, loaded = self._worker.settings, self._worker.loaded
         assert isinstance(settings, DraftWorkerSettings)
-        context_length = self._worker.loaded.description.context_length
         make = partial(
-            DraftSession,
+            DraftSession.of,
             opening,
-            vocab_size=self._worker.loaded.description.vocab_size,
-            context_length=context_length,
-            drafters=settings.drafters,
-            translator=self._worker.loaded.translator,
-            max_draft_tokens=settings.max_draft_tokens,
-            width=settings.tree_width,
-            max_ahead_branches=settings.ahead_branches,
+            loaded,
+            settings,
             counters=self._worker.counters,
             stops=self._stops,
             grammars=self._worker.grammars,
@@ -156,7 +150,7 @@ class _DraftStream(WorkerStream[DraftSession]):
             session = await self._made(make, opening)
             await self._reserve(session, "")
             self._session = session
-        self._stream.send(opened(context_length))
+        self._stream.send(opened(loaded.description.context_length))
         self._prefill = asyncio.create_task(self._run_prefill(session))
 
     async def _advance(self, message: draft_pb2.DraftAdvance) -> None:

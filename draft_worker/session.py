@@ -21,11 +21,12 @@ from outrider.drafting.proposal import MAX_STEP_ROWS, Proposal
 from outrider.drafting.ratio_stop import UNJUDGED, Judged, Price
 from outrider.drafting.translation import Translator
 from outrider.errors import InvalidArgument
-from outrider.lm.interface import Program, SequenceHandle
+from outrider.lm.interface import LoadedModel, Program, SequenceHandle
 from outrider.sampling.grammar import GrammarVocabulary
 from outrider.serving.checks import check_draft_opening, check_num_drafts
 from outrider.serving.messages import AheadWish, Branches, DraftOpening, Header
 from outrider.serving.session_log import SessionCounters, SessionLog
+from outrider.settings import DraftWorkerSettings
 
 MAX_TREE_WIDTH = 16
 AHEAD_DRAFT_TOKENS = 8
@@ -76,6 +77,32 @@ class DraftSession:
         self.entry_us = self.catch_up_us = 0
         """Of the message at hand: the latter see `Proposal`."""
         self.ahead = DraftAhead(self.log, opening.max_q_entries, self.counters, MODEL)
+
+    @classmethod
+    def of(
+        cls,
+        opening: DraftOpening,
+        loaded: LoadedModel,
+        settings: DraftWorkerSettings,
+        *,
+        counters: SessionCounters | None = None,
+        stops: StopMemory | None = None,
+        grammars: GrammarVocabulary | None = None,
+    ) -> DraftSession:
+        """As a worker with this model and these settings serves it."""
+        return cls(
+            opening,
+            vocab_size=loaded.description.vocab_size,
+            context_length=loaded.description.context_length,
+            drafters=settings.drafters,
+            translator=loaded.translator,
+            max_draft_tokens=settings.max_draft_tokens,
+            width=settings.tree_width,
+            max_ahead_branches=settings.ahead_branches,
+            counters=counters,
+            stops=stops,
+            grammars=grammars,
+        )
 
     @property
     def reserved_length(self) -> int:

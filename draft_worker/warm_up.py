@@ -64,15 +64,7 @@ async def warm_up(loaded: LoadedModel, engine: Engine, settings: DraftWorkerSett
                 stopping=StoppingParams(max_tokens=2 * NUM_DRAFT_TOKENS),
                 drafter=drafter,
             )
-            session = DraftSession(
-                opening,
-                vocab_size=about.vocab_size,
-                context_length=about.context_length,
-                drafters=settings.drafters,
-                translator=loaded.translator,
-                max_draft_tokens=settings.max_draft_tokens,
-                width=settings.tree_width,
-            )
+            session = DraftSession.of(opening, loaded, settings)
             sequence = await engine.open_sequence(session.reserved_length)
             try:
                 session.sequence = sequence
