@@ -29,6 +29,7 @@ from coordinator.pool import SessionPool
 from coordinator.prompt import chat_ids, text_ids
 from coordinator.request import ResolvedRequest, resolve, resolve_request_id
 from coordinator.structured_output import FIELD as STRUCTURED_OUTPUT
+from coordinator.structured_output import resolve_grammar
 from coordinator.tenants import Tenants
 from outrider.errors import Internal, InvalidArgument, PermissionDenied
 from outrider.sampling.params import AcceptanceRule
@@ -219,12 +220,12 @@ class GenerationServicer:
         self, request: pb.GenerateRequest, model: ServedModel, request_id: str, tenant: str
     ) -> ResolvedRequest:
         settings = self._tenants.settings_for(tenant, self._settings)
-        if request.ByteSize() <= LONG_REQUEST_BYTES and not request.HasField(STRUCTURED_OUTPUT):
-            return resolve(request, model, settings, request_id=request_id, tenant=tenant)
-        resolved = await asyncio.to_thread(resolve, request, model, settings, request_id=request_id, tenant=tenant)
-        if resolved.sampling.grammar is not None:
-            await self._forms.check(resolved.sampling.grammar, tenant=tenant)
-        return resolved
+        has_form = request.HasField(STRUCTURED_OUTPUT)
+        if has_form and (form := await asyncio.to_thread(resolve_grammar, request)) is not None:
+            await self._forms.check(form, tenant=tenant)
+        if request.ByteSize() > LONG_REQUEST_BYTES or has_form:
+            return await asyncio.to_thread(resolve, request, model, settings, request_id=request_id, tenant=tenant)
+        return resolve(request, model, settings, request_id=request_id, tenant=tenant)
 
     def _worker_status(self, worker: Any) -> pb.WorkerStatus:
         healthy, detail = self._directory.health(worker)
