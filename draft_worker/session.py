@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from draft_worker.draft_ahead import DraftAhead, settle
 from draft_worker.early_stop import SessionStop, StopMemory
@@ -26,7 +27,9 @@ from outrider.sampling.grammar import GrammarVocabulary
 from outrider.serving.checks import check_draft_opening, check_num_drafts
 from outrider.serving.messages import AheadWish, Branches, DraftOpening, Header
 from outrider.serving.session_log import SessionCounters, SessionLog
-from outrider.settings import DraftWorkerSettings
+
+if TYPE_CHECKING:
+    from outrider.settings import DraftWorkerSettings
 
 MAX_TREE_WIDTH = 16
 AHEAD_DRAFT_TOKENS = 8
