@@ -11,7 +11,7 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -145,8 +145,9 @@ async def streams(client: outrider.Client) -> AsyncIterator[tuple[Streams, list[
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def busiest(workers: list[Worker], starting: Collection[str] = ()) -> str | None:
-    """Address of the draft worker with most streams, those that are being started left out."""
+def busiest(workers: list[Worker], restarts: Mapping[str, asyncio.Task[None]] = {}) -> str | None:
+    """Address of the draft worker with most streams, those that are still being started left out."""
+    starting = {address for address, restart in restarts.items() if not restart.done()}
     up = [w for w in workers if w.healthy and w.num_sessions and w.address not in starting]
     return max(up, key=lambda w: w.num_sessions).address if up else None
 
@@ -202,8 +203,7 @@ async def test_texts_are_equal_whenever_a_draft_worker_is_killed() -> None:
             async with asyncio.TaskGroup() as restarting:
                 for _ in range(num_kills):
                     await one.all_draft(running)
-                    starting = [address for address, restart in restarts.items() if not restart.done()]
-                    address = await until(client, partial(busiest, starting=starting))
+                    address = await until(client, partial(busiest, restarts=restarts))
                     await asyncio.sleep(rng.random() * 2 * VERIFY_MS / 1000)
                     name = fleet.at(address)
                     fleet.signal(name, signal.SIGKILL)
