@@ -11,9 +11,9 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -75,21 +75,24 @@ class Streams:
     """Streams that run one after the other in each of several places, and what came of them."""
 
     client: outrider.Client
+    requests: Sequence[dict[str, Any]]
     expected: list[list[int]]
     is_over: bool = False
-    num_drafted: list[int] = field(default_factory=lambda: [0] * len(REQUESTS))
-    """Rounds with drafts, by place."""
-    arrivals: list[list[float]] = field(default_factory=lambda: [[] for _ in REQUESTS])
-    target_ms: list[list[float]] = field(default_factory=lambda: [[] for _ in REQUESTS])
-    """Of each delivery: its wait for the pass that was under way, and its own pass, as the target tells them."""
     num_failures: int = 0
     num_texts: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_drafted = [0] * len(self.requests)
+        """Rounds with drafts, by place."""
+        self.arrivals: list[list[float]] = [[] for _ in self.requests]
+        self.target_ms: list[list[float]] = [[] for _ in self.requests]
+        """Of each delivery: its wait for the pass that was under way, and its own pass, as the target tells them."""
 
     async def run(self, place: int) -> None:
         while not self.is_over:
             ids: list[int] = []
             stream = self.client.generate(
-                [place, 1], max_tokens=LENGTH, report_steps=True, drafter="model", **REQUESTS[place]
+                [place, 1], max_tokens=LENGTH, report_steps=True, drafter="model", **self.requests[place]
             )
             complete = None
             async for event in stream:
@@ -105,7 +108,7 @@ class Streams:
             self.num_texts += 1
             self.num_failures += complete.speculation.num_draft_failures
             assert num_accounted(complete.speculation) == len(ids) == LENGTH
-            assert place >= NUM_EQUAL or ids == self.expected[place], f"{REQUESTS[place]}: another text"
+            assert place >= NUM_EQUAL or ids == self.expected[place], f"{self.requests[place]}: another text"
 
     async def all_draft(self, running: list[asyncio.Task[None]]) -> None:
         """Until each place has drafted, and goes on. One that chooses for itself need not draft on a machine so busy
@@ -122,19 +125,21 @@ class Streams:
         """By place: rounds with drafts where they are asked for, else deliveries."""
         return [
             drafted if "num_speculative_tokens" in request else len(arrivals)
-            for request, drafted, arrivals in zip(REQUESTS, self.num_drafted, self.arrivals, strict=True)
+            for request, drafted, arrivals in zip(self.requests, self.num_drafted, self.arrivals, strict=True)
         ]
 
 
 @asynccontextmanager
-async def streams(client: outrider.Client) -> AsyncIterator[tuple[Streams, list[asyncio.Task[None]]]]:
+async def streams(
+    client: outrider.Client, requests: Sequence[dict[str, Any]] = REQUESTS
+) -> AsyncIterator[tuple[Streams, list[asyncio.Task[None]]]]:
     """All of them run; at the end they end their texts."""
     expected = []
-    for place, request in enumerate(REQUESTS[:NUM_EQUAL]):
+    for place, request in enumerate(requests[:NUM_EQUAL]):
         options = {**request, "num_speculative_tokens": 0}
         expected.append(list((await client.complete([place, 1], max_tokens=LENGTH, **options)).token_ids))
-    one = Streams(client, expected)
-    running = [asyncio.create_task(one.run(place)) for place in range(len(REQUESTS))]
+    one = Streams(client, requests, expected)
+    running = [asyncio.create_task(one.run(place)) for place in range(len(requests))]
     try:
         yield one, running
         one.is_over = True
@@ -179,8 +184,8 @@ def report(one: Streams, kills: list[float], gone_ms: list[float]) -> str:
     within = sum(wait <= 2 for wait in waits)
     own_ms = f"{statistics.median(target_ms):.1f} ms (median), {_p99(target_ms):.1f} (p99)"
     return (
-        f"{len(kills)} kills, {one.num_texts} texts, {one.num_failures} losses; next token after "
-        f"{statistics.median(waits):.2f} verify times (median), {_p99(waits):.2f} (p99), "
+        f"{len(one.requests)} streams, {len(kills)} kills, {one.num_texts} texts, {one.num_failures} losses; next token "
+        f"after {statistics.median(waits):.2f} verify times (median), {_p99(waits):.2f} (p99), "
         f"{max(waits):.2f} (most), within 2: {within} of {len(waits)}; undisturbed between deliveries "
         f"{1000 * statistics.median(usual) / VERIFY_MS:.2f} (median). The target's own part, the end of a "
         f"pass that was under way and a pass: {own_ms}; "
@@ -194,10 +199,12 @@ def _p99(values: list[float]) -> float:
 
 
 @pytest.mark.slow
-async def test_texts_are_equal_whenever_a_draft_worker_is_killed() -> None:
+@pytest.mark.parametrize("num_streams", [len(REQUESTS), 1])
+async def test_texts_are_equal_whenever_a_draft_worker_is_killed(num_streams: int) -> None:
+    """One alone has no other's pass to wait for: how soon it goes on is the service's own doing."""
     rng, num_kills = random.Random(3), scaled(200)
     async with services() as (client, fleet):
-        async with streams(client) as (one, running):
+        async with streams(client, REQUESTS[:num_streams]) as (one, running):
             kills, gone_ms = list[float](), list[float]()
             restarts: dict[str, asyncio.Task[None]] = {}
             async with asyncio.TaskGroup() as restarting:
