@@ -184,8 +184,8 @@ def report(one: Streams, kills: list[float], gone_ms: list[float]) -> str:
     within = sum(wait <= 2 for wait in waits)
     own_ms = f"{statistics.median(target_ms):.1f} ms (median), {_p99(target_ms):.1f} (p99)"
     return (
-        f"{len(one.requests)} streams, {len(kills)} kills, {one.num_texts} texts, {one.num_failures} losses; next token "
-        f"after {statistics.median(waits):.2f} verify times (median), {_p99(waits):.2f} (p99), "
+        f"{len(one.requests)} streams, {len(kills)} kills, {one.num_texts} texts, {one.num_failures} losses; "
+        f"next token after {statistics.median(waits):.2f} verify times (median), {_p99(waits):.2f} (p99), "
         f"{max(waits):.2f} (most), within 2: {within} of {len(waits)}; undisturbed between deliveries "
         f"{1000 * statistics.median(usual) / VERIFY_MS:.2f} (median). The target's own part, the end of a "
         f"pass that was under way and a pass: {own_ms}; "
