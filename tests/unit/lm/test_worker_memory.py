@@ -16,6 +16,8 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 from tiny_models import tiny  # noqa: E402
 
+from outrider.lm.cpu_linear import can_pack  # noqa: E402
+
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 
 ALLOWANCE = 16 << 20
@@ -64,4 +66,6 @@ def test_weights_are_held_once(tmp_path: Path, tied: bool, dtype: str) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     held = int(done.stdout.splitlines()[-1])
-    assert 0.5 * read < held <= 1.05 * read + ALLOWANCE, (held, read)
+    # what is not packed may stay in the file, mapped
+    least = 0.5 * read if can_pack(torch.nn.Linear(8, 8, dtype=getattr(torch, dtype))) else 0
+    assert least < held <= 1.05 * read + ALLOWANCE, (held, read)
