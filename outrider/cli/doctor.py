@@ -268,6 +268,7 @@ def check_models(target: str, draft: str | None, *, is_exact: bool) -> Iterator[
             continue
         detail = f"{model}: {loaded.vocab_size} ids, context {loaded.context_length}, {loaded.dtype}"
         yield Check("ok", role, detail + (", SIMULATED" if loaded.simulated else ""))
+        yield from check_number_type(role, loaded.dtype)
         if role == "target":
             yield _check_numerics(loaded, numerics_fault)
         descriptions.append(loaded)
@@ -275,6 +276,19 @@ def check_models(target: str, draft: str | None, *, is_exact: bool) -> Iterator[
         yield _check_tokenizers(*descriptions)
     if descriptions:
         yield _check_memory(sum(d.weight_bytes for d in descriptions))
+
+
+def check_number_type(role: str, dtype: str) -> Iterator[Check]:
+    """Only where it is bfloat16 on a processor that has to take it apart."""
+    if dtype != "bfloat16":
+        return
+    import torch
+
+    from outrider.lm.cpu_linear import can_pack
+
+    if not torch.cuda.is_available() and not can_pack(torch.nn.Linear(1, 1, dtype=torch.bfloat16)):
+        detail = "bfloat16, which this processor lacks: a pass over several rows costs nearly as many passes"
+        yield Check("warn", f"{role} dtype", detail, "--dtype float32, where memory allows")
 
 
 def _model_fix(role: str, model: str) -> str:

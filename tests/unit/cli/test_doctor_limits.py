@@ -10,6 +10,7 @@ import pytest
 from certificates import Authority
 from test_commands import invoke
 
+from outrider.cli.doctor import check_number_type
 from outrider.cli.doctor_bundle import redacted
 from outrider.cli.doctor_fleet import check_security, check_worker
 from outrider.cli.doctor_limits import Limits, check_files, check_limits, read_limits
@@ -150,3 +151,16 @@ def test_the_bundle_has_what_was_found_and_no_secret(tmp_path: Path, monkeypatch
     code, _, errors = invoke("doctor", "--no-models", "--metrics=here:1")
     assert code == 2
     assert "--bundle" in errors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "packs", "told"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float32", False, 0)]
+)
+def test_bfloat16_on_a_processor_without_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, packs: bool, told: int
+) -> None:
+    monkeypatch.setattr("outrider.lm.cpu_linear.can_pack", lambda linear: packs)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    checks = list(check_number_type("target", dtype))
+    assert [(check.state, check.name) for check in checks] == [("warn", "target dtype")] * told
+    assert all("float32" in check.fix for check in checks)
