@@ -17,13 +17,25 @@ the number of deaths with hardly a token between.
 
 from __future__ import annotations
 
+import math
+
 TRIAL_TOKENS = 4
-"""Of a run: a worker that dies may have decided so many that were never heard of."""
+"""Of a run: a worker that dies may have decided so many that were never heard of, and those of LATE_MS."""
+LATE_MS = 250.0
+"""On a busy machine news of a token may be so late, and are lost with the worker that sent them."""
+MAX_TRIAL_TOKENS = 64
 CLOSE_TOKENS = 32
 MAX_CLOSE_DEATHS = 8
 """In a row, with fewer than CLOSE_TOKENS tokens from each to the next."""
 MAX_SPARED = 1
 """Times that the deaths of others speak for it, in such a row."""
+
+
+def trial_tokens(num_left: int, token_ms: float) -> int:
+    """Of a run that has so many tokens left and takes so long for each (0: not known): it may have killed the worker
+    with any token that was decided unheard, so it is on trial until it is past them all."""
+    num_late = math.ceil(LATE_MS / token_ms) if token_ms else 0
+    return min(num_left, max(TRIAL_TOKENS, num_late), MAX_TRIAL_TOKENS)
 
 
 class Suspicion:

@@ -19,7 +19,7 @@ from coordinator.gamma.policy import Candidate, Choice
 from coordinator.session_errors import in_request_terms
 from coordinator.standby import Standby
 from coordinator.stream import Stream
-from coordinator.suspicion import TRIAL_TOKENS, Suspicion
+from coordinator.suspicion import Suspicion, trial_tokens
 from coordinator.target_link import BAD_VERDICT, TargetLink, Timed
 from coordinator.verdict_check import fault_of, prompt_fault_of
 from outrider.errors import Internal, OutriderError, Unavailable
@@ -78,6 +78,8 @@ class TargetSide:
         self._network = Median()
         self._run_is_stopped = False
         self._run_drafter = ""
+        self._token_ms = 0.0
+        """In a run."""
         self._has_begun = False
 
     @property
@@ -128,13 +130,15 @@ class TargetSide:
         self._run_is_stopped, num_left = False, choice.credit_tokens
         self._run_drafter = choice.drafter if choice.num_draft_tokens else ""
         while num_left > 0:
-            link = await self._at_hand(min(num_left, TRIAL_TOKENS))
+            link = await self._at_hand(trial_tokens(num_left, self._token_ms))
             is_told = not self._run_is_stopped
             try:
                 async with aclosing(link.decode(num_left, *self._own_drafts(choice, link))) as verdicts:
                     async for timed in verdicts:
                         self._checked(link, timed)
-                        num_left -= len(timed.verdict.committed_ids)
+                        num_committed = len(timed.verdict.committed_ids)
+                        num_left -= num_committed
+                        self._token_ms = timed.work_ms / max(1, num_committed)
                         if not is_told:
                             is_told = True
                             await self.stop_decoding()

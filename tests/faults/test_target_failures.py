@@ -27,7 +27,7 @@ from outrider.lm.toy import ToyModel, parse_toy
 TOY = "toy:vocab=24,seed=5,order=3,blocks=600"
 TARGET, DRAFT = f"{TOY},pass_ms=3", f"{TOY},agreement=0.9,pass_ms=1"
 COMMON = {"drain_grace_s": 1.0, "log_level": "error"}
-PATIENCE_S = 300.0
+PATIENCE_S = 120.0
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.0, "num_speculative_tokens": 3, "drafter": "model"},
     {"temperature": 1.0, "seed": 9, "num_speculative_tokens": 4, "drafter": "model"},

@@ -93,7 +93,8 @@ class Link:
 
     def _token(self) -> Timed:
         header = self.pool.stream.log.header(self.epoch)
-        return Timed(Verdict(header=header, committed_ids=(3,), origins=(Origin.PLAIN,)), 1.0)
+        compute_us = int(1000 * self.pool.work_ms)
+        return Timed(Verdict(header=header, committed_ids=(3,), origins=(Origin.PLAIN,), compute_us=compute_us), 1.0)
 
     def close(self) -> None:
         self.closed = True
@@ -111,6 +112,7 @@ class Pool:
         self.drafters: dict[str, tuple[str, ...]] = {}
         self.errors: list[Any] = []
         self.num_open = 0
+        self.work_ms = 0.0
         self.dies = True
         self.deaths = Deaths()
         self.changed = asyncio.Event()

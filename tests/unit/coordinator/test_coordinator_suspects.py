@@ -6,7 +6,14 @@ import pytest
 from moving_streams import DIED, DRAFTS, DRAINS, FULL, SILENT, begun, no_pauses  # noqa: F401  # the fixture
 
 from coordinator.gamma.policy import Choice
-from coordinator.suspicion import CLOSE_TOKENS, MAX_CLOSE_DEATHS, TRIAL_TOKENS
+from coordinator.suspicion import (
+    CLOSE_TOKENS,
+    LATE_MS,
+    MAX_CLOSE_DEATHS,
+    MAX_TRIAL_TOKENS,
+    TRIAL_TOKENS,
+    trial_tokens,
+)
 from outrider.errors import Internal, Unavailable
 
 
@@ -117,6 +124,24 @@ async def test_a_run_is_on_trial_for_as_many_tokens_as_its_dead_worker_may_have_
     async for timed in side.decode(Choice("", 0, "off", credit_tokens=50)):
         stream.commit(timed.verdict)
     assert len(stream.log.output_ids) == 51
+
+
+async def test_a_quick_run_is_on_trial_for_what_was_decided_while_news_were_late() -> None:
+    """Else the one that killed the first worker is cleared, and another one is on trial when it kills the second."""
+    side, pool, stream, _ = await begun("a", "b", "c")
+    pool.work_ms = LATE_MS / 10
+    pool.faults["a", "computes"] = [None, None, DIED]  # type: ignore[list-item]
+    async for timed in side.decode(Choice("", 0, "off", credit_tokens=50)):
+        stream.commit(timed.verdict)
+    assert pool.suspected == [0, 10]
+
+
+@pytest.mark.parametrize(
+    ("num_left", "token_ms", "expected"),
+    [(50, 0.0, TRIAL_TOKENS), (50, LATE_MS, TRIAL_TOKENS), (50, 10.0, 25), (7, 10.0, 7), (500, 0.1, MAX_TRIAL_TOKENS)],
+)
+def test_how_long_a_trial_is(num_left: int, token_ms: float, expected: int) -> None:
+    assert trial_tokens(num_left, token_ms) == expected
 
 
 async def test_a_stream_that_kills_its_workers_a_token_apart_does_not_go_round_for_ever() -> None:
