@@ -131,6 +131,14 @@ class SessionPool:
         """A stream has killed these."""
         self._directory.deaths.explained(incarnations)
 
+    def trial_begins(self, link: TargetLink) -> int:
+        """A suspect's turn has come there. Its number."""
+        return self._directory.trials.begins(link.incarnation)
+
+    def is_trial_over(self, link: TargetLink, number: int) -> bool:
+        """Whether another suspect's turn has come there since."""
+        return self._directory.trials.is_over(link.incarnation, number)
+
     def connect_standby(self, stream: Stream, avoid: str) -> TargetLink:
         request, numerics = stream.request, self._numerics.get(stream, "")
         worker = self._directory.pick_target(

@@ -48,6 +48,12 @@ class TargetPool(Protocol):
     def killed(self, incarnations: Collection[str]) -> None:
         """A stream has killed these."""
 
+    def trial_begins(self, link: TargetLink) -> int:
+        """A suspect's turn has come there. Its number."""
+
+    def is_trial_over(self, link: TargetLink, number: int) -> bool:
+        """Whether another suspect's turn has come there since."""
+
     def disconnect(self, link: TargetLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
 
@@ -74,6 +80,8 @@ class TargetSide:
         self._link: TargetLink | None = None
         self._failover = Failover()
         self._suspicion = Suspicion()
+        self._trial = 0
+        """Number of its last one, on the worker where it was held."""
         self._epoch = 0
         self._network = Median()
         self._run_is_stopped = False
@@ -189,6 +197,8 @@ class TargetSide:
                 await self._lose(link, error)
             else:
                 self._suspicion.on_trial(num_suspect_tokens)
+                if num_suspect_tokens:
+                    self._trial = self._pool.trial_begins(link)
         return self._link
 
     async def _connected(self) -> TargetLink:
@@ -264,6 +274,8 @@ class TargetSide:
     async def _is_guilty_of(self, link: TargetLink, cause: str) -> bool:
         """Whether the stream has killed the worker that it is lost with."""
         suspicion = self._suspicion
+        if self._pool.is_trial_over(link, self._trial):
+            suspicion.interrupted()  # it had all its tokens there, although not all were heard of
         if not suspicion.died(self._stream.log.length, link.incarnation):
             return False
         if cause != FAILED and not await self._pool.has_died(link):

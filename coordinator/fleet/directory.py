@@ -17,6 +17,7 @@ from coordinator.fleet.limits import Limits, together
 from coordinator.fleet.pairing import Pairing, sends, target_drafters
 from coordinator.fleet.picking import Draft, Target, best_draft, best_target
 from coordinator.fleet.standing import Standing, Standings
+from coordinator.fleet.trials import Trials
 from coordinator.fleet.worker import PROBE_TIMEOUT_S, WorkerRecord
 from coordinator.model import ServedModel
 from coordinator.names import read_aliases, read_pairs
@@ -50,6 +51,7 @@ class WorkerDirectory:
         self._leaving: list[WorkerRecord] = []
         self._standings = Standings(settings)
         self.deaths = Deaths()
+        self.trials = Trials()
         """Of targets."""
         self._sweeper: asyncio.Task[None] | None = None
         self._probe_timeout_s = max(PROBE_TIMEOUT_S, settings.peer_timeout_s)

@@ -11,6 +11,7 @@ import pytest
 
 import coordinator.failover as failover
 from coordinator.fleet.deaths import Deaths
+from coordinator.fleet.trials import Trials
 from coordinator.gamma.policy import Candidate
 from coordinator.peer import WORKER_LOST, WORKER_SILENT
 from coordinator.request import ResolvedRequest
@@ -114,7 +115,7 @@ class Pool:
         self.num_open = 0
         self.work_ms = 0.0
         self.dies = True
-        self.deaths = Deaths()
+        self.deaths, self.trials = Deaths(), Trials()
         self.changed = asyncio.Event()
 
     def error_at(self, address: str, moment: str) -> OutriderError | None:
@@ -136,6 +137,12 @@ class Pool:
 
     def killed(self, incarnations: Any) -> None:
         self.deaths.explained(incarnations)
+
+    def trial_begins(self, link: Any) -> int:
+        return self.trials.begins(link.incarnation)
+
+    def is_trial_over(self, link: Any, number: int) -> bool:
+        return self.trials.is_over(link.incarnation, number)
 
     def disconnect(self, link: Any, error: Exception | None = None) -> None:
         if error in (DIED, SILENT):

@@ -136,6 +136,21 @@ async def test_a_quick_run_is_on_trial_for_what_was_decided_while_news_were_late
     assert pool.suspected == [0, 10]
 
 
+async def test_a_stream_is_past_its_trial_once_the_next_one_has_its_turn_though_not_all_was_heard_of() -> None:
+    side, pool, stream, counts = await begun("a", "b", "c")
+    pool.faults["a", "computes"] = [DIED]
+    pool.faults["b", "computes"] = [None, None, DIED]  # type: ignore[list-item]
+    num_heard = 0
+    async for timed in side.decode(Choice("", 0, "off", credit_tokens=50)):
+        stream.commit(timed.verdict)
+        num_heard += 1
+        if num_heard == 2:  # of the four of its trial
+            pool.trials.begins("process at b")
+    assert len(stream.log.output_ids) == 51
+    assert pool.suspected == [0, TRIAL_TOKENS, TRIAL_TOKENS], "a suspect still: it was there"
+    assert not counts.num_poisoned
+
+
 @pytest.mark.parametrize(
     ("num_left", "token_ms", "expected"),
     [(50, 0.0, TRIAL_TOKENS), (50, LATE_MS, TRIAL_TOKENS), (50, 10.0, 25), (7, 10.0, 7), (500, 0.1, MAX_TRIAL_TOKENS)],
