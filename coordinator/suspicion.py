@@ -5,7 +5,8 @@ suspect, and is opened on the next worker to be computed alone among suspects, o
 tokens that were being decided at the death (`target_worker.suspects`); streams without suspicion go on beside it. One
 that gets them is cleared. One whose worker dies in that time, too, was the only stream present at both deaths that had
 not come past them: it has killed both, fails alone, and no third worker is asked. Those that waited for their turn are
-as suspected as before, and no more.
+as suspected as before, and no more. One in whose worker another suspect's turn has come since is past its trial, though
+it has not heard of all its tokens (`coordinator.fleet.trials`); of turns of other coordinators' streams nobody tells.
 
 Unless workers die anyway: where others were lost of late, at which the stream was not present and that no stream is
 known to have killed (`coordinator.fleet.deaths`), a machine that failed or a wave of preemptions is as good a reason,
