@@ -22,7 +22,7 @@ import math
 
 TRIAL_TOKENS = 4
 """Of a run: a worker that dies may have decided so many that were never heard of, and those of LATE_MS."""
-LATE_MS = 100.0
+LATE_MS = 250.0
 """On a busy machine news of a token may be so late, and are lost with the worker that sent them."""
 MAX_TRIAL_TOKENS = 64
 CLOSE_TOKENS = 32

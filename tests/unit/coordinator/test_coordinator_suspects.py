@@ -153,7 +153,7 @@ async def test_a_stream_is_past_its_trial_once_the_next_one_has_its_turn_though_
 
 @pytest.mark.parametrize(
     ("num_left", "token_ms", "expected"),
-    [(50, 0.0, TRIAL_TOKENS), (50, LATE_MS, TRIAL_TOKENS), (50, 5.0, 20), (7, 5.0, 7), (500, 0.1, MAX_TRIAL_TOKENS)],
+    [(50, 0.0, TRIAL_TOKENS), (50, LATE_MS, TRIAL_TOKENS), (50, 10.0, 25), (7, 10.0, 7), (500, 0.1, MAX_TRIAL_TOKENS)],
 )
 def test_how_long_a_trial_is(num_left: int, token_ms: float, expected: int) -> None:
     assert trial_tokens(num_left, token_ms) == expected
