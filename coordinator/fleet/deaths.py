@@ -13,7 +13,7 @@ from typing import Any
 
 MEMORY_S = 60.0
 MAX_REMEMBERED = 256
-"""Of either kind; the oldest are forgotten first."""
+"""Processes, of each kind; the oldest are forgotten first."""
 
 
 class Deaths:
@@ -28,7 +28,7 @@ class Deaths:
         """Its connection broke, or it fell silent. Harmless when repeated."""
         if incarnation and incarnation not in self._explained:
             self._lost_at.setdefault(incarnation, self._clock())
-            _bound(self._lost_at)
+            bound(self._lost_at)
 
     def answers(self, incarnation: str) -> None:
         """It was not dead."""
@@ -39,7 +39,7 @@ class Deaths:
         for incarnation in incarnations:
             self._lost_at.pop(incarnation, None)
             self._explained[incarnation] = None
-        _bound(self._explained)
+        bound(self._explained)
 
     def num_besides(self, incarnations: Collection[str]) -> int:
         """Of late, of other processes than these, and for no known reason."""
@@ -47,6 +47,7 @@ class Deaths:
         return sum(at >= since and lost not in incarnations for lost, at in self._lost_at.items())
 
 
-def _bound(known: OrderedDict[str, Any]) -> None:
+def bound(known: OrderedDict[str, Any]) -> None:
+    """Forgets the oldest."""
     while len(known) > MAX_REMEMBERED:
         known.popitem(last=False)

@@ -50,8 +50,7 @@ class WorkerDirectory:
         """By model, and when they were found."""
         self._leaving: list[WorkerRecord] = []
         self._standings = Standings(settings)
-        self.deaths = Deaths()
-        self.trials = Trials()
+        self.deaths, self.trials = Deaths(), Trials()
         """Of targets."""
         self._sweeper: asyncio.Task[None] | None = None
         self._probe_timeout_s = max(PROBE_TIMEOUT_S, settings.peer_timeout_s)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-MAX_REMEMBERED = 256
-"""Workers; the oldest are forgotten first."""
+from coordinator.fleet.deaths import bound
 
 
 class Trials:
@@ -22,8 +21,7 @@ class Trials:
         """A suspect's turn has come there. Its number."""
         number = self._num_begun.pop(incarnation, 0) + 1
         self._num_begun[incarnation] = number
-        while len(self._num_begun) > MAX_REMEMBERED:
-            self._num_begun.popitem(last=False)
+        bound(self._num_begun)
         return number
 
     def is_over(self, incarnation: str, number: int) -> bool:

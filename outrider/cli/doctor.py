@@ -284,9 +284,9 @@ def check_number_type(role: str, dtype: str) -> Iterator[Check]:
         return
     import torch
 
-    from outrider.lm.cpu_linear import can_pack
+    from outrider.lm.cpu_linear import packs
 
-    if not torch.cuda.is_available() and not can_pack(torch.nn.Linear(1, 1, dtype=torch.bfloat16)):
+    if not torch.cuda.is_available() and not packs(torch.bfloat16):
         detail = "bfloat16, which this processor lacks: a pass over several rows costs nearly as many passes"
         yield Check("warn", f"{role} dtype", detail, "--dtype float32, where memory allows")
 

@@ -125,11 +125,15 @@ class JointPart(nn.Module):
 def can_pack(linear: nn.Linear) -> bool:
     """Whether this layer, on this machine and build of torch, has a packed form that computes the same."""
     weight = linear.weight
-    if weight.device.type != "cpu" or weight.dtype not in _DTYPES or type(linear) is not nn.Linear:
+    return weight.device.type == "cpu" and type(linear) is nn.Linear and packs(weight.dtype)
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether this machine and build of torch have a packed form for weights of this number type."""
+    has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    if dtype not in _DTYPES or not has_kernel:
         return False
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def can_join(layers: list[nn.Module | None], fits: Callable[[nn.Linear], bool] = can_pack) -> bool:

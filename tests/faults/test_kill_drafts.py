@@ -63,13 +63,16 @@ async def services() -> AsyncIterator[tuple[outrider.Client, Fleet]]:
 
 async def until(client: outrider.Client, condition: Callable[[list[Worker]], Any]) -> Any:
     """What the condition says of the draft workers, once it says something."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        workers = [w for w in (await client.server_info()).workers if w.role == "draft"]
-        if found := condition(workers):
-            return found
-        assert time.monotonic() < deadline, f"{condition} says nothing of {workers}"
-        await asyncio.sleep(0.01)
+    workers: list[Worker] = []
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                workers = [w for w in (await client.server_info()).workers if w.role == "draft"]
+                if found := condition(workers):
+                    return found
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"{condition} says nothing of {workers}")
 
 
 @dataclass

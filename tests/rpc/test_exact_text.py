@@ -9,7 +9,7 @@ from stack import in_process_stack
 
 import outrider
 from outrider.cli.prompts import read_prompts
-from outrider.lm.cpu_linear import can_pack
+from outrider.lm.cpu_linear import packs
 from outrider.lm.loading import load_model
 from outrider.settings import TargetWorkerSettings
 
@@ -21,7 +21,7 @@ CONCURRENCY = 4
 
 @pytest.fixture(scope="module")
 def target():
-    if not can_pack(torch.nn.Linear(8, 8, dtype=torch.bfloat16)):
+    if not packs(torch.bfloat16):
         pytest.skip("no bfloat16 in this processor: the proof takes minutes. Small ones: test_exact_numerics.py")
     settings = {"model": "smollm2-135m", "dtype": "bfloat16", "num_threads": 2}
     loaded = load_model(TargetWorkerSettings(**settings, numerics="exact"))

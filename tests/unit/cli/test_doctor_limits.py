@@ -154,12 +154,12 @@ def test_the_bundle_has_what_was_found_and_no_secret(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("dtype", "packs", "told"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float32", False, 0)]
+    ("dtype", "has_it", "told"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float32", False, 0)]
 )
 def test_bfloat16_on_a_processor_without_it_is_told(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, packs: bool, told: int
+    monkeypatch: pytest.MonkeyPatch, dtype: str, has_it: bool, told: int
 ) -> None:
-    monkeypatch.setattr("outrider.lm.cpu_linear.can_pack", lambda linear: packs)
+    monkeypatch.setattr("outrider.lm.cpu_linear.packs", lambda dtype: has_it)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     checks = list(check_number_type("target", dtype))
     assert [(check.state, check.name) for check in checks] == [("warn", "target dtype")] * told

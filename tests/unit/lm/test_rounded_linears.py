@@ -31,8 +31,8 @@ def test_a_whole_model_keeps_its_choices_and_gets_smaller():
     ids = torch.randint(0, 97, (1, 60), generator=torch.Generator().manual_seed(1))
     expected, actual = stock(input_ids=ids).logits[0], model(input_ids=ids).logits[0]
     assert not torch.equal(actual, expected)
-    num_input_bits = 7 if torch.cpu._is_vnni_supported() else 6
-    assert (actual.argmax(-1) == expected.argmax(-1)).float().mean() > {7: 0.85, 6: 0.75}[num_input_bits]
+    least = 0.85 if torch.cpu._is_vnni_supported() else 0.75  # inputs have a bit less without it
+    assert (actual.argmax(-1) == expected.argmax(-1)).float().mean() > least
 
 
 def test_what_cannot_be_held_so_is_refused_by_the_setting_s_name():

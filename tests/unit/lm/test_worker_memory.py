@@ -16,7 +16,7 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 from tiny_models import tiny  # noqa: E402
 
-from outrider.lm.cpu_linear import can_pack  # noqa: E402
+from outrider.lm.cpu_linear import packs  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 
@@ -67,5 +67,5 @@ def test_weights_are_held_once(tmp_path: Path, tied: bool, dtype: str) -> None:
     assert done.returncode == 0, done.stderr
     held = int(done.stdout.splitlines()[-1])
     # what is not packed may stay in the file, mapped
-    least = 0.5 * read if can_pack(torch.nn.Linear(8, 8, dtype=getattr(torch, dtype))) else 0
+    least = 0.5 * read if packs(getattr(torch, dtype)) else 0
     assert least < held <= 1.05 * read + ALLOWANCE, (held, read)
