@@ -89,6 +89,8 @@ class Streams:
     def __post_init__(self) -> None:
         self.num_drafted = [0] * len(self.requests)
         """Rounds with drafts, by place."""
+        self.num_left = [0] * len(self.requests)
+        """Tokens of the text that runs."""
         self.arrivals: list[list[float]] = [[] for _ in self.requests]
         self.target_ms: list[list[float]] = [[] for _ in self.requests]
         """Of each delivery: its wait for the pass that was under way, and its own pass, as the target tells them."""
@@ -103,6 +105,7 @@ class Streams:
             async for event in stream:
                 if isinstance(event, outrider.Chunk):
                     ids += event.token_ids
+                    self.num_left[place] = LENGTH - len(ids)
                     assert event.step is not None
                     self.arrivals[place].append(time.perf_counter())
                     self.target_ms[place].append(event.step.queue_ms + event.step.verify_ms)
@@ -125,6 +128,12 @@ class Streams:
                 for task in running:
                     if task.done():
                         task.result()
+
+    async def amid_a_text(self) -> None:
+        """Until some stream is far from its end: where it is the only one, a kill strikes nobody between two texts."""
+        async with asyncio.timeout(PATIENCE_S):
+            while max(self.num_left) < LENGTH // 2:
+                await asyncio.sleep(0.005)
 
     def _progress(self) -> list[int]:
         """By place: rounds with drafts where they are asked for, else deliveries."""
@@ -215,6 +224,7 @@ async def test_texts_are_equal_whenever_a_draft_worker_is_killed(num_streams: in
             async with asyncio.TaskGroup() as restarting:
                 for _ in range(num_kills):
                     await one.all_draft(running)
+                    await one.amid_a_text()
                     address = await until(client, partial(busiest, restarts=restarts))
                     await asyncio.sleep(rng.random() * 2 * VERIFY_MS / 1000)
                     name = fleet.at(address)
