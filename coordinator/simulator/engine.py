@@ -77,6 +77,10 @@ class Work:
         """Rows of its passes, those of others included, in the mean; once it is done."""
 
 
+def _nobody(work: Work) -> None:
+    """Waits for it."""
+
+
 class Device:
     """What passes run on. Engines that share one take turns."""
 
@@ -135,6 +139,21 @@ class Engine:
         self._waiting.append(work)
         if not self._device.is_busy:
             self.start()
+
+    def drop(self, work: Work) -> int:
+        """The work ends with the pass under way, or without one, and `done` is not called. How many of its passes are
+        left out."""
+        work.done = _nobody
+        if not work.end_pass:
+            self._waiting.remove(work)
+            self.num_held -= 1
+            return work.num_passes
+        num_left = work.end_pass - self.num_passes - 1
+        if num_left > 0:
+            self._ending[work.end_pass].remove(work)
+            work.end_pass, work.num_passes = self.num_passes + 1, work.num_passes - num_left
+            self._ending.setdefault(work.end_pass, []).append(work)
+        return max(0, num_left)
 
     def start(self) -> bool:
         """Begins a pass; False when there is nothing to compute."""

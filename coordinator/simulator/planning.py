@@ -1,6 +1,7 @@
 """What a fleet needs: best γ, speeds and numbers of workers by load, each figure from a simulation of it.
 
-γ is the best fixed one there, which the controller comes within a few percent of. Texts are of one acceptance.
+γ is the best fixed one there, which the controller comes within a few percent of, drafted ahead of the verdict where
+that is faster. Texts are of one acceptance.
 """
 
 from __future__ import annotations
@@ -10,21 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.gamma.fixed import FixedGamma
-from coordinator.simulator.simulation import Outcome, Simulation
+from coordinator.simulator.simulation import MODEL, Outcome, Simulation
 from coordinator.simulator.texts import Text, constant
 from coordinator.simulator.world import World
+from outrider.settings import DraftWorkerSettings
 
 LOADS = (1, 2, 4, 8, 16, 32, 64)
 """Streams a target that plans are made for."""
 MAX_STREAMS = 100_000
 MAX_STREAMS_PER_TARGET = 512
-NUM_TOKENS, TOKENS_PER_STREAM = 5000, 40
-"""Of a simulation: at least so many, and at least so many for each stream."""
+NUM_TOKENS = 5000
+"""Of a simulation, at least."""
+TOKENS_PER_STREAM, MANY_TOKENS, FEWEST_TOKENS_PER_STREAM = 40, 50_000, 12
+"""So many for each stream until there are many in all; a large fleet says much in a few rounds of each."""
 MIN_GAIN = 1.01
 """Less is the noise of a simulation."""
 SAME = 1.005
 """Between two γ."""
-FLEET_TOKENS_PER_STREAM, MAX_TOKENS = 12, 200_000
+MAX_MORE_AHEAD = 2
+"""Drafts beyond the best γ on demand that may be best ahead of the verdict, where longer chains have fewer hits."""
+AHEAD = dataclasses.replace(MODEL, max_branches=DraftWorkerSettings.model_fields["ahead_branches"].default)
 BEGIN_TOKENS = 4
 """Of each stream before anything is counted."""
 TEXT_LENGTH = 1 << 13
@@ -35,11 +41,13 @@ MAX_TARGETS_PER_DRAFT, MAX_DRAFTS_PER_TARGET = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The best γ and what a stream gets with it, beside plain decoding at the same load. `draft_load`: share of a draft
-    worker's time that it takes. `passes_a_round`: of the target, from one verdict of a stream to its next."""
+    """The best γ and what a stream gets with it, beside plain decoding at the same load. `is_ahead`: drafted ahead of
+    the verdict. `draft_load`: share of a draft worker's time that it takes. `passes_a_round`: of the target, from one
+    verdict of a stream to its next."""
 
     num_streams: int
     gamma: int
+    is_ahead: bool
     tokens_per_s: float
     plain_tokens_per_s: float
     draft_load: float
@@ -58,6 +66,7 @@ class Fleet:
     num_drafts: int
     streams_per_target: int
     gamma: int
+    is_ahead: bool
     tokens_per_s: float
 
 
@@ -84,18 +93,22 @@ class Planner:
             most = max(outcome.tokens_per_s for outcome in outcomes.values())
             # of those that noise does not tell apart the fewest drafts
             best = next(gamma for gamma in sorted(outcomes) if outcomes[gamma].tokens_per_s * SAME >= most)
-            rate, plain_rate = (outcomes[gamma].tokens_per_s / num_streams for gamma in (best, 0))
-            chosen = outcomes[best]
+            chosen, is_ahead = outcomes[best], False
+            for gamma in self._gammas_ahead(best):
+                ahead = self._play(gamma, num_streams, is_ahead=True)
+                if ahead.tokens_per_s > (SAME if is_ahead else MIN_GAIN) * chosen.tokens_per_s:
+                    best, chosen, is_ahead = gamma, ahead, True
+            rate, plain_rate = (outcome.tokens_per_s / num_streams for outcome in (chosen, outcomes[0]))
             num_rounds = sum(chosen.rounds.values()) if best else chosen.num_tokens
             passes = chosen.num_passes * num_streams / num_rounds
-            self._speeds[num_streams] = Speed(num_streams, best, rate, plain_rate, chosen.draft_load, passes)
+            self._speeds[num_streams] = Speed(num_streams, best, is_ahead, rate, plain_rate, chosen.draft_load, passes)
         return self._speeds[num_streams]
 
-    def pays_up_to(self, loads: Sequence[int] = LOADS) -> int | None:
+    def pays_up_to(self) -> int | None:
         """Most streams of a target that speculation pays for, up to the first load at which it does not; None: it pays
-        at all `loads`, which rise."""
+        at all `LOADS`."""
         pays = 0
-        for load in loads:
+        for load in LOADS:
             if self._pays(load):
                 pays = load
                 continue
@@ -112,17 +125,24 @@ class Planner:
         near = self.speed(LOADS[-1]).gamma
         return (0, *range(max(1, near - 2), min(near + 1, self._max_draft_tokens) + 1))
 
+    def _gammas_ahead(self, best: int) -> Sequence[int]:
+        """Those that may be best ahead of the verdict. Beside its target a drafter has no time of its own for it; where
+        drafts on demand do not pay it may be the network alone that is in the way."""
+        if self.world.colocated or not self.world.branch_survival:
+            return ()
+        return range(1, min(self._max_draft_tokens, best + MAX_MORE_AHEAD if best else self._max_draft_tokens) + 1)
+
     def _pays(self, num_streams: int) -> bool:
         return num_streams == 0 or self.speed(num_streams).gain > MIN_GAIN
 
-    def streams_per_target(self, min_tokens_per_s: float) -> int:
-        """Most streams of a target that get so much each; 0: not even one does."""
+    def streams_per_target(self, min_tokens_per_s: float, most: int = MAX_STREAMS_PER_TARGET) -> int:
+        """Most streams of a target, of up to `most`, that get so much each; 0: not even one does."""
         if self.speed(1).tokens_per_s < min_tokens_per_s:
             return 0
-        low, high = 1, 2
-        while high <= MAX_STREAMS_PER_TARGET and self.speed(high).tokens_per_s >= min_tokens_per_s:
+        low, high, most = 1, 2, min(most, MAX_STREAMS_PER_TARGET)
+        while high <= most and self.speed(high).tokens_per_s >= min_tokens_per_s:
             low, high = high, 2 * high
-        high = min(high, MAX_STREAMS_PER_TARGET + 1)
+        high = min(high, most + 1)
         while high - low > max(1, low // 16):
             middle = (low + high) // 2
             low, high = (middle, high) if self.speed(middle).tokens_per_s >= min_tokens_per_s else (low, middle)
@@ -130,58 +150,56 @@ class Planner:
 
     def fleet(self, num_streams: int, min_tokens_per_s: float) -> Fleet | None:
         """Fewest targets, then fewest draft workers; None: one stream alone does not get so much."""
-        per_target = min(self.streams_per_target(min_tokens_per_s), num_streams)
+        per_target = self.streams_per_target(min_tokens_per_s, num_streams)
         if not per_target:
             return None
         num_targets = -(-num_streams // per_target)
         per_target = -(-num_streams // num_targets)
-        gamma = self.speed(per_target).gamma
+        best = self.speed(per_target)
         num_drafts = 0
-        if gamma and not self.world.colocated:
-            num_drafts = self._num_drafts(num_targets, per_target, gamma, min_tokens_per_s)
+        if best.gamma and not self.world.colocated:
+            num_drafts = self._num_drafts(num_targets, best, min_tokens_per_s)
         world = dataclasses.replace(self.world, num_targets=num_targets, num_drafts=max(1, num_drafts))
-        # a large fleet says much in a few rounds of each stream
-        tokens = max(
-            NUM_TOKENS, FLEET_TOKENS_PER_STREAM * num_streams, min(MAX_TOKENS, TOKENS_PER_STREAM * num_streams)
-        )
-        outcome = self._simulate(world, gamma, num_streams, tokens)
-        return Fleet(num_targets, num_drafts, per_target, gamma, outcome.tokens_per_s / num_streams)
+        rate = self._simulate(world, best.gamma, num_streams, best.is_ahead).tokens_per_s / num_streams
+        return Fleet(num_targets, num_drafts, per_target, best.gamma, best.is_ahead, rate)
 
-    def _num_drafts(self, num_targets: int, per_target: int, gamma: int, min_tokens_per_s: float) -> int:
+    def _num_drafts(self, num_targets: int, best: Speed, min_tokens_per_s: float) -> int:
         """By the largest share of a draft worker that is enough for a target, or the fewest whole ones."""
-        plenty = self._rate(1, MAX_DRAFTS_PER_TARGET, per_target, gamma)
+        plenty = self._rate(1, MAX_DRAFTS_PER_TARGET, best)
         enough = min(plenty, max(KEPT_SHARE * plenty, min_tokens_per_s))
         drafts = 1
-        while drafts < MAX_DRAFTS_PER_TARGET and self._rate(1, drafts, per_target, gamma) < enough:
+        while drafts < MAX_DRAFTS_PER_TARGET and self._rate(1, drafts, best) < enough:
             drafts += 1
         if drafts > 1:
             return drafts * num_targets
-        targets = 1
-        while (
-            targets < min(num_targets, MAX_TARGETS_PER_DRAFT)
-            and self._rate(targets + 1, 1, per_target, gamma) >= enough
-        ):
-            targets += 1
-        return -(-num_targets // targets)
+        enough_for, too_many = 1, min(num_targets, MAX_TARGETS_PER_DRAFT) + 1
+        while too_many - enough_for > 1:
+            middle = (enough_for + too_many) // 2
+            if self._rate(middle, 1, best) >= enough:
+                enough_for = middle
+            else:
+                too_many = middle
+        return -(-num_targets // enough_for)
 
-    def _rate(self, num_targets: int, num_drafts: int, per_target: int, gamma: int) -> float:
-        """Tokens/s of a stream."""
+    def _rate(self, num_targets: int, num_drafts: int, best: Speed) -> float:
+        """Tokens/s of a stream, drafted for as is best."""
         world = dataclasses.replace(self.world, num_targets=num_targets, num_drafts=num_drafts)
-        num_streams = num_targets * per_target
-        tokens = max(NUM_TOKENS, TOKENS_PER_STREAM * num_streams)
-        return self._simulate(world, gamma, num_streams, tokens).tokens_per_s / num_streams
+        num_streams = num_targets * best.num_streams
+        return self._simulate(world, best.gamma, num_streams, best.is_ahead).tokens_per_s / num_streams
 
-    def _play(self, gamma: int, num_streams: int) -> Outcome:
+    def _play(self, gamma: int, num_streams: int, *, is_ahead: bool = False) -> Outcome:
         world = dataclasses.replace(self.world, num_targets=1, num_drafts=1)
-        return self._simulate(world, gamma, num_streams, max(NUM_TOKENS, TOKENS_PER_STREAM * num_streams))
+        return self._simulate(world, gamma, num_streams, is_ahead)
 
-    def _simulate(self, world: World, gamma: int, num_streams: int, num_tokens: int) -> Outcome:
+    def _simulate(self, world: World, gamma: int, num_streams: int, is_ahead: bool) -> Outcome:
         simulation = Simulation(
             world,
             [self._text],
-            lambda *_: FixedGamma(gamma),
+            lambda *_: FixedGamma(gamma, drafts_ahead=is_ahead),
             num_streams=num_streams,
             max_draft_tokens=self._max_draft_tokens,
+            candidates=(AHEAD if is_ahead else MODEL,),
         )
         simulation.run(BEGIN_TOKENS * num_streams)
-        return simulation.run(num_tokens)
+        by_stream = max(FEWEST_TOKENS_PER_STREAM * num_streams, min(MANY_TOKENS, TOKENS_PER_STREAM * num_streams))
+        return simulation.run(max(NUM_TOKENS, by_stream))

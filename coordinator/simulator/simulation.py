@@ -1,19 +1,21 @@
 """Coordinator, draft pool and target pool as a discrete-event simulation. Simulated are the workers, the network and
 the text alone: γ is chosen by the coordinator's own policies, which see the reports that a round loop would make.
 
-A stream's round: the policy chooses, drafts come from the stream's draft worker (network, queue, a pass a token), the
-target verifies them in its next pass beside those of other streams, the coordinator commits. Not simulated: prompts,
-failures, local guesses, trees, a draft worker's answer that is given up as late.
+A stream's round: the policy chooses, drafts come from the stream's draft worker (network, queue, a pass a token) or
+were drafted ahead, the target verifies them in its next pass beside those of other streams, the coordinator commits.
+Not simulated: prompts, failures, local guesses, trees, a draft worker's answer that is given up as late.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.gamma.policy import Candidate, Choice, GammaPolicy, RoundReport
+from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice, GammaPolicy, RoundReport
+from coordinator.simulator.ahead import Build, begin_build
 from coordinator.simulator.engine import Clock, Device, Engine, PassCost, Work
 from coordinator.simulator.texts import Text
 from coordinator.simulator.world import World
@@ -75,6 +77,11 @@ class _Stream:
     num_drafts: int = 0
     stop: EarlyStop = field(default_factory=EarlyStop)
     chain: ChainStop | None = None
+    build: Build | None = None
+    """Of branches behind the round that is being verified."""
+    ahead: str = ""
+    branch_wait_ms: float = 0.0
+    branch_build_ms: float = 0.0
 
     @property
     def place(self) -> int:
@@ -128,11 +135,11 @@ class Simulation:
             )
             for i in range(num_streams)
         ]
-        # streams do not begin all at once
+        # streams do not begin all at once, but within a pass over all of a target
+        by_target = -(-num_streams // world.num_targets)
+        begin_ms = world.target(by_target, 0, by_target) if num_streams > 1 else 0.0
         for stream in self._streams:
-            self.clock.after(
-                self._rng.random() * (num_streams > 1) * world.target(num_streams, 0, num_streams), self._begin, stream
-            )
+            self.clock.after(self._rng.random() * begin_ms, self._begin, stream)
 
     def run(self, num_tokens: int) -> Outcome:
         """Until so many more tokens are committed."""
@@ -180,20 +187,71 @@ class Simulation:
         cap, credit = min(self._max_draft_tokens, left - 1), min(CREDIT_TOKENS, left)
         stream.choice = choice = stream.policy.choose(cap, credit, stream.candidates)
         stream.started, stream.work = self.clock.now, None
+        stream.ahead, stream.branch_wait_ms, stream.branch_build_ms = "", 0.0, 0.0
         if not choice.num_draft_tokens:
+            self._drop_build(stream)
             self._ask_target(stream)
             return
         stream.draft_rtt_ms = 0.0 if self.world.colocated else self._trip(self.world.draft_rtt_ms)
-        self.clock.after(stream.draft_rtt_ms / 2, self._draft, stream)
+        way_ms = stream.draft_rtt_ms / 2
+        if stream.build is not None:
+            if self._rng.random() < self.world.branch_survival**stream.num_drafts:
+                is_there = stream.build.ended + way_ms <= self.clock.now
+                self._use(stream) if is_there else self.clock.after(way_ms, self._wait, stream)
+                return
+            stream.ahead = MISS
+        self.clock.after(way_ms, self._draft, stream)
+
+    def _wait(self, stream: _Stream) -> None:
+        """The draft worker knows which of its branches somebody waits for, unless all were on their way already."""
+        build, way_ms = stream.build, stream.draft_rtt_ms / 2
+        assert build is not None
+        build.narrow()
+        if build.ended < math.inf:
+            self.clock.after(max(0.0, build.ended + way_ms - self.clock.now), self._use, stream)
+            return
+        whole = build.work.done
+
+        def done(work: Work) -> None:
+            whole(work)
+            self.clock.after(way_ms, self._use, stream)
+
+        build.work.done = done
+
+    def _use(self, stream: _Stream) -> None:
+        """A branch is at hand: it is verified, and the draft worker goes on from it."""
+        assert stream.build is not None
+        stream.branch_wait_ms = self.clock.now - stream.started
+        stream.ahead, stream.branch_build_ms = LATE if stream.branch_wait_ms else HIT, stream.build.ms
+        stream.num_drafts = min(stream.build.num_drafts, stream.choice.num_draft_tokens)
+        stream.draft_ms = stream.draft_queue_ms = 0.0
+        stream.chain = stream.build = None
+        if stream.choice.ahead:
+            self.clock.after(stream.draft_rtt_ms / 2, self._build, stream)
+        stream.draft_rtt_ms = 0.0
+        self._ask_target(stream)
+
+    def _build(self, stream: _Stream) -> None:
+        """The draft worker has what to draft ahead of."""
+        wish, context = stream.choice.ahead, self.world.context_tokens + stream.num_tokens
+        if stream.build is None and wish:
+            stream.build = begin_build(self.clock, stream.draft, wish.num_branches, wish.num_draft_tokens, context)
+
+    def _drop_build(self, stream: _Stream) -> None:
+        if stream.build is not None:
+            stream.build.drop()
+            stream.build = None
 
     def _draft(self, stream: _Stream) -> None:
         """The draft worker has the question. How far it drafts may depend on its own confidence alone."""
+        self._drop_build(stream)
         num_passes = self._num_passes(stream)
         context = self.world.context_tokens + stream.num_tokens
 
         def done(work: Work) -> None:
             stream.draft_ms, stream.draft_queue_ms = self.clock.now - work.arrived, work.queue_ms
             self._draft_ms.add(stream.draft_ms / num_passes)
+            self._build(stream)
             self.clock.after(stream.draft_rtt_ms / 2, self._ask_target, stream)
 
         stream.draft.submit(Work(1, num_passes, context, done))
@@ -264,6 +322,9 @@ class Simulation:
             verify_queue_ms=work.queue_ms,
             target=stream.target.name,
             num_batch_rows=work.num_batch_rows,
+            ahead=stream.ahead,
+            branch_wait_ms=stream.branch_wait_ms,
+            branch_build_ms=stream.branch_build_ms,
         )
         stream.policy.observe(report)
         self.num_tokens += num_committed
@@ -273,6 +334,7 @@ class Simulation:
         if self._on_round is not None:
             self._on_round(report)
         if ended:
+            self._drop_build(stream)
             stream.offset += stream.num_tokens
             stream.num_tokens = 0
             stream.policy = self._new_policy(stream.text, stream.offset)

@@ -16,6 +16,8 @@ class World:
 
     colocated: each target drafts on its own device, whose passes then take turns; `num_drafts` is not used.
     overhead_ms: of the coordinator, a round. jitter: passes and trips take that share more or less, at most.
+    branch_survival: chance, for each draft of a round, that it leaves the outcome one of those drafted ahead for, where
+    the policy wants that; a round of n drafts has a branch at hand with chance branch_survival ** n.
     """
 
     target: PassCost = TARGET
@@ -28,3 +30,4 @@ class World:
     colocated: bool = False
     jitter: float = 0.03
     context_tokens: int = 256
+    branch_survival: float = 0.0

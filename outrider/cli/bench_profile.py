@@ -9,6 +9,8 @@ from outrider.cli.measure import median, percentile
 from outrider.results import Step
 
 PREFILL = "prefill"
+MISS = "miss"
+"""In `Step.ahead`: no branch was the outcome's."""
 PARTS = ("draft", "network", "queue", "verify", "sampling", "emit", "other")
 """`verify` is the target's pass, `other` the coordinator's own time between the two workers."""
 
@@ -34,7 +36,8 @@ def mean_parts(steps: Iterable[Step]) -> dict[str, float]:
 
 
 def profile(steps: Sequence[Step]) -> dict[str, Any]:
-    """Means, medians and 90th percentiles of each part over all rounds but the prompt's own pass, and means by γ."""
+    """Means, medians and 90th percentiles of each part over all rounds but the prompt's own pass, means by γ, and how
+    often what was drafted ahead of a verdict was of use."""
     steps = [step for step in steps if step.reason != PREFILL]
     rows = [parts_ms(step) for step in steps]
     gammas = sorted({step.num_draft_tokens for step in steps})
@@ -45,6 +48,17 @@ def profile(steps: Sequence[Step]) -> dict[str, Any]:
         "p50_ms": {part: median(row[part] for row in rows) for part in PARTS},
         "p90_ms": {part: percentile((row[part] for row in rows), 0.9) for part in PARTS},
         "by_gamma": [_of_gamma(gamma, [step for step in steps if step.num_draft_tokens == gamma]) for gamma in gammas],
+        "ahead": _ahead([step for step in steps if step.ahead]),
+    }
+
+
+def _ahead(steps: list[Step]) -> dict[str, Any]:
+    """Of rounds that branches were drafted for; the lengths of those before them are theirs in the mean."""
+    num_hits = sum(step.ahead != MISS for step in steps)
+    return {
+        "num_rounds": len(steps),
+        "hit_rate": num_hits / len(steps) if steps else 0.0,
+        "mean_num_draft_tokens": sum(step.num_draft_tokens for step in steps) / len(steps) if steps else 0.0,
     }
 
 

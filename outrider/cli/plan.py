@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from coordinator.gamma.ahead import PRIOR_DRAFTS, PRIOR_HIT_RATE
 from coordinator.simulator.engine import Line, PassCost
 from coordinator.simulator.measured import read_timings
 from coordinator.simulator.planning import LOADS, MAX_STREAMS, Fleet, Planner
 from coordinator.simulator.world import World
-from outrider.cli.console import out, print_json, print_table, reporting_errors
+from outrider.cli.console import err, out, print_json, print_table, reporting_errors
 from outrider.cli.options import Json
 from outrider.cli.setting_names import flag_of
 from outrider.errors import InvalidArgument
@@ -25,8 +26,14 @@ from outrider.settings import CoordinatorSettings
 DEFAULT_MIN_SHARE = 0.5
 """Of the speed of one plain stream alone that each stream of a fleet shall have, unless told otherwise."""
 MAX_PLANS = 32
+MANY_STREAMS = 10_000
+"""Whose simulation takes so long that somebody who waits should know."""
 WAITS = 1.5
 """Passes a round: in some of them a stream is not."""
+WHAT_AHEAD = (
+    "Ahead: the draft worker goes on behind the likeliest outcomes while the target is at work; here {:.0%} of rounds "
+    "of five drafts have theirs among them."
+)
 WHY_UNEVEN = (
     "Passes a round: of the target, from one verdict of a stream to its next. Above 1 others keep the target busy "
     "while the stream drafts, and drafts that are there before the next pass begins cost it no time: so the best γ is "
@@ -63,6 +70,15 @@ def _command(
             "profile's.",
         ),
     ] = None,
+    branch_hits: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of rounds whose outcome has drafts made ahead of its verdict, after rounds of five drafts; 0: "
+            f"none are made ahead. Absent: the profile's, or {PRIOR_HIT_RATE:g}.",
+        ),
+    ] = None,
     streams: Annotated[int, typer.Option(min=1, max=MAX_STREAMS, help="Streams at once that the fleet is for.")] = 64,
     min_tokens_per_s: Annotated[
         float | None,
@@ -81,6 +97,7 @@ def _command(
         numbers = {**given, "target_rtt_ms": target_rtt_ms, "min_tokens_per_s": min_tokens_per_s}
         _check_finite({**numbers, **{f"draft_rtt_ms[{i}]": rtt for i, rtt in enumerate(rtts)}})
         target, draft = _costs(given, measured)
+        survival = _branch_survival(branch_hits, measured)
         chances = list(dict.fromkeys(acceptance or [_acceptance(measured)]))
         if len(rtts) * len(chances) > MAX_PLANS:
             raise InvalidArgument(
@@ -96,6 +113,7 @@ def _command(
                     draft_rtt_ms=rtt,
                     target_rtt_ms=target_rtt_ms,
                     context_tokens=context_tokens,
+                    branch_survival=survival,
                 )
                 plans.append(_plan(world, chance, streams, min_tokens_per_s, max_speculative_tokens))
                 if not as_json:
@@ -119,6 +137,8 @@ def _plan(
             {**asdict(here), "gain": here.gain, "colocated_gamma": there.gamma,
              "colocated_tokens_per_s": there.tokens_per_s}
         )  # fmt: skip
+    if num_streams >= MANY_STREAMS:
+        err.print(f"[dim]simulating {num_streams} streams at once: some minutes for 100,000[/]")
     fleets = [planner.fleet(num_streams, least) for planner in (apart, beside)]
     if fleets[0] is None and fleets[1] is None:
         most = max(alone.tokens_per_s, beside.speed(1).tokens_per_s)
@@ -131,7 +151,9 @@ def _plan(
         "draft_rtt_ms": world.draft_rtt_ms,
         "target_rtt_ms": world.target_rtt_ms,
         "acceptance": acceptance,
+        "branch_hits": world.branch_survival**PRIOR_DRAFTS,
         "best_gamma": alone.gamma,
+        "drafts_ahead": alone.is_ahead,
         "tokens_per_s": alone.tokens_per_s,
         "plain_tokens_per_s": alone.plain_tokens_per_s,
         "loads": loads,
@@ -222,6 +244,24 @@ def _acceptance(profile: Mapping[str, Any] | None) -> float:
     return round(low, 4)
 
 
+def _branch_survival(hits: float | None, profile: Mapping[str, Any] | None) -> float:
+    """Chance of each draft of a round to leave it an outcome that was drafted for."""
+    if hits is not None:
+        return float(hits ** (1 / PRIOR_DRAFTS))
+    try:
+        found = [cell["speculative"].get("ahead") for cell in (profile or {}).get("cells", ()) if "speculative" in cell]
+        rounds = [(int(a["num_rounds"]), float(a["hit_rate"]), float(a["mean_num_draft_tokens"])) for a in found if a]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidArgument(
+            "the profile's cells[].speculative.ahead cannot be read: give --branch-hits", field="branch_hits"
+        ) from None
+    total = sum(count for count, _, _ in rounds)
+    if not total:
+        return float(PRIOR_HIT_RATE ** (1 / PRIOR_DRAFTS))
+    rate, length = (sum(r[0] * r[i] for r in rounds) / total for i in (1, 2))
+    return float(min(1.0, max(0.0, rate)) ** (1 / max(1.0, length)))
+
+
 def _check_finite(values: Mapping[str, float | None]) -> None:
     for name, value in values.items():
         if value is not None and not math.isfinite(value):
@@ -235,7 +275,8 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
         markup=False,
     )
     names = (
-        "streams a target", "plain", "best γ", "passes a round", "tokens/s", "gain", "co-located: best γ", "tokens/s",
+        "streams a target", "plain", "best γ", "ahead", "passes a round", "tokens/s", "gain", "co-located: best γ",
+        "tokens/s",
     )  # fmt: skip
     table = Table(*names, title="tokens/s of a stream", title_justify="left")
     for load in plan["loads"]:
@@ -243,6 +284,7 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
             str(load["num_streams"]),
             f"{load['plain_tokens_per_s']:.1f}",
             str(load["gamma"]),
+            "yes" if load["is_ahead"] else "",
             f"{load['passes_a_round']:.1f}",
             f"{load['tokens_per_s']:.1f}",
             f"{load['gain']:.2f}",
@@ -250,6 +292,8 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
             f"{load['colocated_tokens_per_s']:.1f}",
         )
     print_table(table)
+    if any(load["is_ahead"] for load in plan["loads"]):
+        out.print(f"  {WHAT_AHEAD.format(plan['branch_hits'])}", markup=False)
     if any(load["gamma"] and load["passes_a_round"] > WAITS for load in plan["loads"]):
         out.print(f"  {WHY_UNEVEN}")
     for name, key in (("apart", "pays_up_to_streams"), ("co-located", "colocated_pays_up_to_streams")):
@@ -266,7 +310,8 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
 
 def _describe(fleet: Fleet) -> str:
     drafts = f", draft workers {fleet.num_drafts}" if fleet.num_drafts else ""
+    ahead = " drafted ahead" if fleet.is_ahead else ""
     return (
-        f"targets {fleet.num_targets}{drafts}, {fleet.streams_per_target} streams a target at γ {fleet.gamma}: "
+        f"targets {fleet.num_targets}{drafts}, {fleet.streams_per_target} streams a target at γ {fleet.gamma}{ahead}: "
         f"{fleet.tokens_per_s:.1f} tokens/s a stream"
     )

@@ -4,8 +4,9 @@ What the simulator is given is what a user would give it, measured and never a t
 rows and load, is what both workers tell of themselves; what messages take (coordinator, gRPC, processes that share this
 machine) is what step reports leave unexplained, at the same number of streams. Both are taken from calibrating runs at
 γ = 0 and 4; then other γ and the controller are simulated, and measured through three processes with a relay of 10 ms
-before the draft worker. Each is simulated with the acceptance that its own rounds showed, so that the luck of few draws
-is not taken for an error, and with a controller that knows what the real one does: seeded streams learn from no other.
+before the draft worker, on demand and drafted ahead of the verdict. Each is simulated with the acceptance and the share
+of branch hits that its own rounds showed, so that the luck of few draws is not taken for an error, and with a
+controller that knows what the real one does: seeded streams learn from no other.
 
 Passes are twice as long as in the other figures, so that a busy machine's noise is a smaller part of them. The
 simulated figure is to lie within 10% of the measured one.
@@ -27,9 +28,11 @@ from coordinator.gamma.policy import GammaPolicy
 from coordinator.gamma.shared import SharedEstimates
 from coordinator.gamma.told import tell
 from coordinator.simulator.measured import MeasuredCost
-from coordinator.simulator.simulation import Simulation
+from coordinator.simulator.planning import AHEAD
+from coordinator.simulator.simulation import MODEL, Simulation
 from coordinator.simulator.texts import Text, constant
 from coordinator.simulator.world import World
+from outrider.cli.bench_profile import profile
 from outrider.cli.console import err, print_json
 from outrider.cli.measure import steps_of
 from outrider.results import Completion, Step
@@ -55,12 +58,16 @@ class Case:
 
     gamma: int | None
     num_streams: int = 1
+    is_ahead: bool = False
 
     def __str__(self) -> str:
-        return f"γ {'adaptive' if self.gamma is None else self.gamma}, {self.num_streams} streams"
+        ahead = ", ahead" if self.is_ahead else ""
+        return f"γ {'adaptive' if self.gamma is None else self.gamma}, {self.num_streams} streams{ahead}"
 
 
-CASES = (Case(2), Case(8), Case(None), Case(2, 4), Case(8, 4), Case(None, 4))
+CASES = (
+    Case(2), Case(8), Case(None), Case(2, 4), Case(8, 4), Case(None, 4), Case(2, 1, True), Case(5, 1, True),
+)  # fmt: skip
 
 
 async def measured(client: Any, case: Case, seed: int, num_tokens: int) -> list[Completion]:
@@ -85,7 +92,7 @@ class Calibration:
     workers: Sequence[WorkerDescription]
     steps: dict[int, list[Step]]
 
-    def world(self, num_streams: int) -> World:
+    def world(self, num_streams: int, branch_survival: float = 0.0) -> World:
         """Means of messages, since a rate is made of all rounds, the slow ones too."""
         rounds = [step for step in self.steps[num_streams] if step.num_draft_tokens]
         rest_ms = fmean(s.round_ms - s.draft_ms - s.verify_ms - s.queue_ms - s.network_ms for s in rounds)
@@ -97,6 +104,7 @@ class Calibration:
             target_rtt_ms=fmean(step.network_ms - step.draft_network_ms for step in rounds),
             overhead_ms=max(0.0, rest_ms),
             context_tokens=PROMPT_TOKENS,
+            branch_survival=branch_survival,
         )
 
     @property
@@ -107,25 +115,26 @@ class Calibration:
         return pvariance(told, mean) / (mean * (1 - mean))
 
 
-def simulated(calibration: Calibration, case: Case, chance: float) -> float:
+def simulated(calibration: Calibration, case: Case, chance: float, branch_survival: float) -> float:
     """tokens/s of a stream."""
     estimates = SharedEstimates()
 
     def policy(*_: Any) -> GammaPolicy:
         if case.gamma is not None:
-            return FixedGamma(case.gamma)
+            return FixedGamma(case.gamma, drafts_ahead=case.is_ahead)
         apart = estimates.apart("")
         for worker in calibration.workers:
             tell(apart, worker, num_context_tokens=PROMPT_TOKENS)
         return AdaptiveGamma(apart, MAX_DRAFT_TOKENS, draft_ahead="off", ends_chains=False)
 
     simulation = Simulation(
-        calibration.world(case.num_streams),
+        calibration.world(case.num_streams, branch_survival),
         [Text(constant(chance), spread=calibration.spread)],
         policy,
         num_streams=case.num_streams,
         stream_tokens=NUM_TOKENS,
         max_draft_tokens=MAX_DRAFT_TOKENS,
+        candidates=(AHEAD if case.is_ahead else MODEL,),
     )
     simulation.run(case.num_streams * NUM_TOKENS)
     return simulation.run(12 * case.num_streams * NUM_TOKENS).tokens_per_s / case.num_streams
@@ -138,6 +147,12 @@ def realised(steps: Sequence[Step]) -> float:
     num_accepted = sum(accepted for _, accepted in pairs)
     num_judged = num_accepted + sum(accepted < drafted for drafted, accepted in pairs)
     return num_accepted / num_judged if num_judged else 0.0
+
+
+def survival(steps: Sequence[Step]) -> float:
+    """Chance of each draft to leave its round an outcome with a branch; 0: nothing was drafted ahead."""
+    ahead = profile(steps)["ahead"]
+    return float(ahead["hit_rate"] ** (1 / max(1.0, ahead["mean_num_draft_tokens"])))
 
 
 def rate(answers: Sequence[Completion]) -> float:
@@ -166,22 +181,27 @@ async def figures(
 ) -> dict[str, Any]:
     """One row: the largest difference of all cases, and each."""
     agreement = agreement_for(ACCEPTANCE, TOKEN)
-    setting = Setting("synchronous", RTT_MS, "off")
+    setting, ahead = Setting("synchronous", RTT_MS, "off"), Setting("ahead", RTT_MS, "on")
     runs: dict[Case, list[Completion]] = {case: [] for case in cases}
     loads = sorted({case.num_streams for case in cases})
-    async with services(f"{DRAFT},agreement={agreement:.4f}", [setting], target_model=TARGET) as addresses:
+    async with services(f"{DRAFT},agreement={agreement:.4f}", [setting, ahead], target_model=TARGET) as addresses:
         calibration = await calibrated(setting, addresses, loads, num_tokens)
         for seed in range(num_repeats):
             for case in cases:
-                runs[case] += await measured(setting.client, case, seed, num_tokens)
+                client = ahead.client if case.is_ahead else setting.client
+                runs[case] += await measured(client, case, seed, num_tokens)
     for load in loads:
         err.print(f"{load} streams: {calibration.world(load)}", style="dim", markup=False)
     differences = {}
     for case in cases:
-        chance = realised(steps_of(runs[case])) or acceptance(agreement, TOKEN)
-        told, seen = simulated(calibration, case, chance), rate(runs[case])
+        steps = steps_of(runs[case])
+        chance, survives = realised(steps) or acceptance(agreement, TOKEN), survival(steps)
+        told, seen = simulated(calibration, case, chance, survives), rate(runs[case])
         differences[str(case)] = told / seen - 1
-        err.print(f"{case}: simulated {told:.1f}, measured {seen:.1f} tokens/s, acceptance {chance:.3f}", markup=False)
+        hits = f", branch survival {survives:.3f}" if case.is_ahead else ""
+        err.print(
+            f"{case}: simulated {told:.1f}, measured {seen:.1f} tokens/s, acceptance {chance:.3f}{hits}", markup=False
+        )
     num_drafted = sum(answer.speculation.num_draft_tokens for answers in runs.values() for answer in answers)
     worst = max(map(abs, differences.values()))
     reached = worst <= MAX_DIFFERENCE if num_drafted else None

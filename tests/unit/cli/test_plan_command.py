@@ -17,6 +17,7 @@ from coordinator.simulator.engine import Line
 from coordinator.simulator.planning import Planner
 from coordinator.simulator.world import World
 from outrider.cli import console
+from outrider.cli import plan as plan_command
 from outrider.cli.app import app
 
 COSTS = ["--pass-ms", "30", "--row-ms", "0.3", "--draft-ms", "3"]
@@ -50,7 +51,8 @@ def profile(path: Path, **changes: Any) -> str:
 
 def test_it_says_what_the_formula_says_of_one_stream() -> None:
     """E[tokens] / E[ms] = (1 - .7^(γ + 1)) / .3 / (5 + 3 γ + .5 + .2 + 30 + .3 γ), the best γ of all up to 6."""
-    flags = ("--acceptance", "0.7", "--draft-rtt-ms", "5", "--streams", "40", "--max-speculative-tokens", "6")
+    flags = ("--acceptance", "0.7", "--draft-rtt-ms", "5", "--streams", "40", "--max-speculative-tokens", "6",
+             "--branch-hits", "0")  # fmt: skip
     found = plan(*COSTS, *flags, "--min-tokens-per-s", "35", "--json")
     (only,) = found["plans"]
     assert found["simulated"]
@@ -74,6 +76,12 @@ def roughly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "NUM_TOKENS", 1500)
 
 
+@pytest.fixture
+def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (planning, plan_command):
+        monkeypatch.setattr(module, "LOADS", (1, 2))
+
+
 @pytest.mark.usefixtures("roughly")
 def test_drafts_that_cannot_pay_need_no_draft_workers() -> None:
     flags = ("--acceptance", "0.2", "--draft-rtt-ms", "200", "--streams", "3", "--max-speculative-tokens", "2")
@@ -95,12 +103,44 @@ def test_a_profile_gives_costs_and_acceptance(tmp_path: Path) -> None:
     assert only["tokens_per_s"] == pytest.approx(given["tokens_per_s"], rel=0.05)
 
 
+@pytest.mark.usefixtures("roughly", "few_loads")
+def test_far_away_it_is_drafted_ahead_and_the_hits_of_a_profile_say_how_well(tmp_path: Path) -> None:
+    flags = ("--streams", "2", "--max-speculative-tokens", "4", "--draft-rtt-ms", "20")
+    (never,) = plan(*COSTS, "--acceptance", "0.8", *flags, "--branch-hits", "0")["plans"]
+    (often,) = plan(*COSTS, "--acceptance", "0.8", *flags, "--branch-hits", "0.95")["plans"]
+    assert (never["drafts_ahead"], often["drafts_ahead"]) == (False, True)
+    assert often["tokens_per_s"] > 1.2 * never["tokens_per_s"]
+    draft = {**TIMING, "base_ms": 2.9, "ms_per_row": 0.1}
+    by_gamma = [{"num_draft_tokens": 4, "num_rounds": 50, "mean_tokens": sum(0.8**i for i in range(5))}]
+    ahead = {"num_rounds": 40, "hit_rate": 0.95**0.8, "mean_num_draft_tokens": 4.0}
+    path = profile(
+        tmp_path / "p.json",
+        cells=[{"speculative": {"by_gamma": by_gamma, "ahead": ahead}}],
+        workers=[{"role": "target", "timings": [TIMING]}, {"role": "draft", "timings": [draft]}],
+    )
+    (read,) = plan("--profile", path, *flags)["plans"]
+    assert read["branch_hits"] == pytest.approx(0.95)
+    assert read["tokens_per_s"] == pytest.approx(often["tokens_per_s"], rel=0.05)
+    told = CliRunner().invoke(app, ["plan", "--profile", path, *flags]).stdout
+    assert "95% of rounds of five drafts" in " ".join(told.split())
+
+
 def test_where_speculation_stops_paying_lies_between_two_loads() -> None:
     planner = Planner(World(target=Line(20.0, 2.0)), 0.6, max_draft_tokens=3)
     most = planner.pays_up_to()
     assert most
     assert planner.speed(most).gamma > 0
     assert planner.speed(2 * most).gain < 1.02
+
+
+@pytest.mark.usefixtures("roughly")
+def test_streams_of_a_large_fleet_get_what_those_of_one_target_get() -> None:
+    planner = Planner(World(), 0.7, max_draft_tokens=4)
+    least = 1.02 * planner.speed(64).tokens_per_s
+    fleet = planner.fleet(3000, least)
+    assert fleet is not None
+    assert fleet.num_targets > 40
+    assert fleet.tokens_per_s == pytest.approx(planner.speed(fleet.streams_per_target).tokens_per_s, rel=0.05)
 
 
 def test_a_full_draft_worker_gets_company() -> None:
@@ -125,6 +165,8 @@ def test_a_full_draft_worker_gets_company() -> None:
         ([*COSTS, "--acceptance", "1.5"], "--acceptance"),
         ([*COSTS, "--acceptance", "nan"], "acceptance"),
         ([*COSTS, "--acceptance", "0.8", "--draft-rtt-ms", "inf"], "--draft-rtt-ms[0] is inf"),
+        ([*COSTS, "--acceptance", "0.8", "--branch-hits", "nan"], "--branch-hits"),
+        ([*COSTS, "--acceptance", "0.8", "--branch-hits", "1.1"], "--branch-hits"),
         ([*COSTS, "--acceptance", "0.8", "--target-rtt-ms", "-1"], "--target-rtt-ms"),
         (["--pass-ms", "0", "--draft-ms", "3", "--acceptance", "0.8"], "--pass-ms is 0"),
         (["--pass-ms", "1", "--row-ms", "2", "--draft-ms", "3", "--acceptance", "0.8"], "--row-ms is 2"),
@@ -155,6 +197,8 @@ def test_bad_flags_are_told(flags: list[str], field: str) -> None:
         ({"workers": [{"role": "target", "timings": [{**TIMING, "prefill": True}]}]}, "no pass that decodes"),
         ({"cells": []}, "nothing was drafted"),
         ({"cells": [{}]}, "speculative.by_gamma"),
+        ({"cells": [{"speculative": {"ahead": {"num_rounds": 1}}}]}, "speculative.ahead cannot be read"),
+        ({"cells": 3}, "speculative.ahead cannot be read"),
     ],
 )
 def test_bad_profiles_are_told(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -168,12 +212,13 @@ def test_a_file_that_is_no_profile_is_told(tmp_path: Path) -> None:
         assert f"profile: cannot read {path}" in plan("--profile", str(path), code=2)
 
 
+@pytest.mark.usefixtures("roughly", "few_loads")
 def test_into_a_pipe_no_header_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """However narrow the console takes itself to be; in a terminal words are broken where they must."""
     monkeypatch.setenv("COLUMNS", "60")
-    done = CliRunner().invoke(app, ["plan", *COSTS, "--acceptance", "0.8"])
+    done = CliRunner().invoke(app, ["plan", *COSTS, "--acceptance", "0.8", "--max-speculative-tokens", "2"])
     (header,) = [line for line in done.stdout.splitlines() if "streams a target ┃" in line]
-    assert "passes a round ┃ tokens/s ┃ gain ┃ co-located: best γ ┃ tokens/s" in header
+    assert "ahead ┃ passes a round ┃ tokens/s ┃ gain ┃ co-located: best γ ┃ tokens/s" in header
     assert "…" not in done.stdout
     assert len({len(line) for line in done.stdout.splitlines() if "│" in line or "┃" in line}) == 1
     table = Table("a header of several words", "another", *["unbreakable"] * 8)

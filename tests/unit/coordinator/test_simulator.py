@@ -1,5 +1,6 @@
 """The simulator against arithmetic: passes, queues, turns, texts, and the policies that it drives."""
 
+import dataclasses
 import random
 
 import pytest
@@ -7,11 +8,12 @@ from conftest import scaled
 
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.fixed import FixedGamma
-from coordinator.gamma.policy import RoundReport
+from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, RoundReport
 from coordinator.gamma.shared import PairEstimates
+from coordinator.simulator.ahead import ROWS_SHARE
 from coordinator.simulator.clairvoyant import Clairvoyant, unloaded_ms
 from coordinator.simulator.engine import Clock, Device, Engine, Line, Work
-from coordinator.simulator.simulation import CREDIT_TOKENS, Simulation
+from coordinator.simulator.simulation import CREDIT_TOKENS, Outcome, Simulation
 from coordinator.simulator.texts import LENGTH, TAIL, Text, constant, drifting, two_regimes
 from coordinator.simulator.world import World
 
@@ -83,6 +85,88 @@ def test_one_stream_is_as_fast_as_the_formula_says(gamma: int, chance: float) ->
         ms += (STEADY.target_rtt_ms + STEADY.overhead_ms) / CREDIT_TOKENS
     assert outcome.tokens_per_s == pytest.approx(1000 * per_round / ms, rel=0.02)
     assert outcome.target_load == pytest.approx(STEADY.target(gamma + 1, 0, 1) / ms, rel=0.02)
+
+
+AHEAD = (Candidate("model", max_branches=16),)
+
+
+def ahead_of(world: World, gamma: int, chance: float, reports: list[RoundReport] | None = None) -> Outcome:
+    simulation = Simulation(
+        world,
+        [Text(constant(chance))],
+        lambda *_: FixedGamma(gamma, drafts_ahead=True),
+        candidates=AHEAD,
+        on_round=None if reports is None else reports.append,
+    )
+    return simulation.run(10_000)
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_with_a_branch_for_every_outcome_a_round_is_the_targets_alone(gamma: int) -> None:
+    reports: list[RoundReport] = []
+    world = dataclasses.replace(STEADY, branch_survival=1.0, draft_rtt_ms=2.0)
+    outcome = ahead_of(world, gamma, 0.8, reports)
+    ms = world.target(gamma + 1, 0, 1) + world.target_rtt_ms + world.overhead_ms
+    assert outcome.tokens_per_s == pytest.approx(1000 * sum(0.8**i for i in range(gamma + 1)) / ms, rel=0.02)
+    assert {report.ahead for report in reports[1:]} == {HIT}
+    assert {report.draft_ms for report in reports[1:]} == {0.0}
+    rows = round(ROWS_SHARE * 16)
+    assert reports[-1].branch_build_ms == pytest.approx((1 + gamma) * world.draft(rows, 0, 1))
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_what_is_drafted_ahead_in_vain_delays_a_round_by_a_pass_at_most(gamma: int) -> None:
+    reports: list[RoundReport] = []
+    world = dataclasses.replace(STEADY, branch_survival=1e-9, draft_rtt_ms=2.0)
+    outcome = ahead_of(world, gamma, 0.8, reports)
+    assert {report.ahead for report in reports[1:]} == {MISS}
+    tokens, ms = sum(0.8**i for i in range(gamma + 1)), unloaded_ms(world, gamma)
+    longest = world.draft(round(ROWS_SHARE * 16), 0, 1)
+    assert 1000 * tokens / (ms + longest) * 0.98 <= outcome.tokens_per_s <= 1000 * tokens / ms * 1.02
+
+
+def test_a_branch_that_is_not_there_is_waited_for_and_grown_alone() -> None:
+    reports: list[RoundReport] = []
+    world = dataclasses.replace(STEADY, branch_survival=1.0, draft_rtt_ms=10.0)
+    ahead_of(world, 10, 0.8, reports)
+    late = [report for report in reports if report.ahead == LATE]
+    assert len(late) > 0.9 * len(reports)
+    alone, together = world.draft(1, 0, 1), world.draft(round(ROWS_SHARE * 16), 0, 1)
+    for report in late:
+        assert report.round_ms == pytest.approx(
+            report.branch_wait_ms + report.verify_ms + report.verify_network_ms + world.overhead_ms
+        )
+    # the first build began before its round was verified
+    assert all(11 * alone < report.branch_build_ms < 11 * together - 0.1 for report in late[1:])
+
+
+@pytest.mark.parametrize("at", [4.0, 14.0, 25.0])
+def test_dropped_work_leaves_with_the_pass_under_way_and_nobody_else_does(at: float) -> None:
+    clock, ended = Clock(), {}
+    one = engine(clock, Device(), Line(10.0, 0.0, 1.0))
+
+    def work(name: str, num_passes: int) -> Work:
+        return Work(1, num_passes, 0, lambda _: ended.update({name: clock.now}))
+
+    dropped = work("dropped", 4)
+    one.submit(dropped)
+    one.submit(work("kept", 3))
+    clock.after(at, lambda _: ended.update(left=one.drop(dropped)))
+    run(clock)
+    # cached tokens of each: 1, 2, 3 and 4 in the passes that it is in; "kept" joins at the second one
+    begins = [0.0, 11.0] + ([22.0] if at < 11 else [24.0])
+    num_passes = sum(begin <= at for begin in begins)
+    assert ended["left"] == 4 - num_passes
+    assert "dropped" not in ended
+    alone = [11, 12, 13]
+    assert ended["kept"] == 11 + sum(alone) + sum(range(2, num_passes + 1))
+    assert one.num_held == 0
+    waiting = work("never", 2)
+    one.submit(work("first", 1))
+    one.submit(waiting)
+    assert one.drop(waiting) == 2
+    run(clock)
+    assert (one.num_held, "never" in ended) == (0, False)
 
 
 def test_reports_add_up_to_their_rounds() -> None:

@@ -1,0 +1,57 @@
+"""Drafting ahead of the verdict, simulated: when the branches of a stream's round are there.
+
+A build is a pass over the chain and one a draft, over the branches of one stream; it begins once the draft worker knows
+which text it follows, and is dropped when the verdict says something else. Simulated builds share passes with drafts
+that streams wait for; a real draft worker puts them off, so that under load real hits are fewer and drafts sooner.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from coordinator.simulator.engine import Clock, Engine, Work
+
+ROWS_SHARE = 0.5
+"""Rows of a build's pass in the mean, of the branches wished: those of unlikely outcomes are shorter, or left out."""
+
+
+@dataclass(slots=True)
+class Build:
+    """Branches of `num_drafts` drafts, at the draft worker. `ended`: when they were whole there, ms; infinite: not yet.
+    `ms`: what it took."""
+
+    engine: Engine
+    num_drafts: int
+    work: Work
+    begun: float
+    ended: float = math.inf
+    ms: float = 0.0
+
+    def drop(self) -> None:
+        if self.ended == math.inf:
+            self.engine.drop(self.work)
+
+    def narrow(self) -> None:
+        """From the next pass on one branch alone is grown: somebody waits for it."""
+        if self.ended < math.inf or self.work.num_rows == 1:
+            return
+        done, begun = self.work.done, self.work.end_pass
+        num_left = self.engine.drop(self.work)
+        if begun and not num_left:
+            self.work.done = done  # its last pass is under way
+            return
+        self.work = Work(1, num_left, self.work.num_context_tokens, done)
+        self.engine.submit(self.work)
+
+
+def begin_build(clock: Clock, engine: Engine, num_branches: int, num_drafts: int, num_context_tokens: int) -> Build:
+    """On this draft worker, now."""
+
+    def done(_: Work) -> None:
+        build.ended, build.ms = clock.now, clock.now - build.begun
+
+    num_rows = max(1, round(ROWS_SHARE * num_branches))
+    build = Build(engine, num_drafts, Work(num_rows, 1 + num_drafts, num_context_tokens, done), clock.now)
+    engine.submit(build.work)
+    return build
