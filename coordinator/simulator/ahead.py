@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 from coordinator.simulator.engine import Clock, Engine, Work
 
-ROWS_SHARE = 0.5
-"""Rows of a build's pass in the mean, of the branches wished: those of unlikely outcomes are shorter, or left out."""
-
 
 @dataclass(slots=True)
 class Build:
@@ -46,12 +43,11 @@ class Build:
 
 
 def begin_build(clock: Clock, engine: Engine, num_branches: int, num_drafts: int, num_context_tokens: int) -> Build:
-    """On this draft worker, now."""
+    """On this draft worker, now: every branch whole."""
 
     def done(_: Work) -> None:
         build.ended, build.ms = clock.now, clock.now - build.begun
 
-    num_rows = max(1, round(ROWS_SHARE * num_branches))
-    build = Build(engine, num_drafts, Work(num_rows, 1 + num_drafts, num_context_tokens, done), clock.now)
+    build = Build(engine, num_drafts, Work(num_branches, 1 + num_drafts, num_context_tokens, done), clock.now)
     engine.submit(build.work)
     return build

@@ -30,7 +30,10 @@ SAME = 1.005
 """Between two γ."""
 MAX_MORE_AHEAD = 2
 """Drafts beyond the best γ on demand that may be best ahead of the verdict, where longer chains have fewer hits."""
-AHEAD = dataclasses.replace(MODEL, max_branches=DraftWorkerSettings.model_fields["ahead_branches"].default)
+NUM_BRANCHES: int = DraftWorkerSettings.model_fields["ahead_branches"].default
+AHEAD = dataclasses.replace(MODEL, max_branches=NUM_BRANCHES // 2)
+"""The controller says what a branch is worth, and those of unlikely outcomes are shorter then, or left out: a pass has
+about half as many rows (9 of 16 where they were counted)."""
 BEGIN_TOKENS = 4
 """Of each stream before anything is counted."""
 TEXT_LENGTH = 1 << 13

@@ -24,11 +24,11 @@ from draft_ahead import SCALE, VOCAB, Setting, acceptance, agreement_for, servic
 
 from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.fixed import FixedGamma
-from coordinator.gamma.policy import GammaPolicy
+from coordinator.gamma.policy import Candidate, GammaPolicy
 from coordinator.gamma.shared import SharedEstimates
 from coordinator.gamma.told import tell
 from coordinator.simulator.measured import MeasuredCost
-from coordinator.simulator.planning import AHEAD
+from coordinator.simulator.planning import NUM_BRANCHES
 from coordinator.simulator.simulation import MODEL, Simulation
 from coordinator.simulator.texts import Text, constant
 from coordinator.simulator.world import World
@@ -42,6 +42,8 @@ from outrider.settings import CoordinatorSettings
 
 TARGET = f"toy:vocab={VOCAB},seed=1,scale={SCALE},pass_ms=60,token_ms=0.6"
 DRAFT = f"toy:vocab={VOCAB},seed=1,scale={SCALE},pass_ms=5.8,token_ms=0.2"
+AHEAD = Candidate("model", max_branches=NUM_BRANCHES)
+"""A fixed γ does not say what a branch is worth: all are whole."""
 TOKEN = "token"
 """Under which each draft is accepted by itself, as in simulated texts."""
 RTT_MS = 10.0

@@ -10,7 +10,6 @@ from coordinator.gamma.adaptive import AdaptiveGamma
 from coordinator.gamma.fixed import FixedGamma
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, RoundReport
 from coordinator.gamma.shared import PairEstimates
-from coordinator.simulator.ahead import ROWS_SHARE
 from coordinator.simulator.clairvoyant import Clairvoyant, unloaded_ms
 from coordinator.simulator.engine import Clock, Device, Engine, Line, Work
 from coordinator.simulator.simulation import CREDIT_TOKENS, Outcome, Simulation
@@ -87,7 +86,8 @@ def test_one_stream_is_as_fast_as_the_formula_says(gamma: int, chance: float) ->
     assert outcome.target_load == pytest.approx(STEADY.target(gamma + 1, 0, 1) / ms, rel=0.02)
 
 
-AHEAD = (Candidate("model", max_branches=16),)
+NUM_BRANCHES = 8
+AHEAD = (Candidate("model", max_branches=NUM_BRANCHES),)
 
 
 def ahead_of(world: World, gamma: int, chance: float, reports: list[RoundReport] | None = None) -> Outcome:
@@ -110,7 +110,7 @@ def test_with_a_branch_for_every_outcome_a_round_is_the_targets_alone(gamma: int
     assert outcome.tokens_per_s == pytest.approx(1000 * sum(0.8**i for i in range(gamma + 1)) / ms, rel=0.02)
     assert {report.ahead for report in reports[1:]} == {HIT}
     assert {report.draft_ms for report in reports[1:]} == {0.0}
-    rows = round(ROWS_SHARE * 16)
+    rows = NUM_BRANCHES
     assert reports[-1].branch_build_ms == pytest.approx((1 + gamma) * world.draft(rows, 0, 1))
 
 
@@ -121,7 +121,7 @@ def test_what_is_drafted_ahead_in_vain_delays_a_round_by_a_pass_at_most(gamma: i
     outcome = ahead_of(world, gamma, 0.8, reports)
     assert {report.ahead for report in reports[1:]} == {MISS}
     tokens, ms = sum(0.8**i for i in range(gamma + 1)), unloaded_ms(world, gamma)
-    longest = world.draft(round(ROWS_SHARE * 16), 0, 1)
+    longest = world.draft(NUM_BRANCHES, 0, 1)
     assert 1000 * tokens / (ms + longest) * 0.98 <= outcome.tokens_per_s <= 1000 * tokens / ms * 1.02
 
 
@@ -131,7 +131,7 @@ def test_a_branch_that_is_not_there_is_waited_for_and_grown_alone() -> None:
     ahead_of(world, 10, 0.8, reports)
     late = [report for report in reports if report.ahead == LATE]
     assert len(late) > 0.9 * len(reports)
-    alone, together = world.draft(1, 0, 1), world.draft(round(ROWS_SHARE * 16), 0, 1)
+    alone, together = world.draft(1, 0, 1), world.draft(NUM_BRANCHES, 0, 1)
     for report in late:
         assert report.round_ms == pytest.approx(
             report.branch_wait_ms + report.verify_ms + report.verify_network_ms + world.overhead_ms
