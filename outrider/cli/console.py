@@ -50,7 +50,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One line, unstyled, for machines; enums by their names."""
+    """One line, unstyled, for machines; enums by their names, bytes as numbers."""
     sys.stdout.write(json.dumps(_plain(value), default=str) + "\n")
     sys.stdout.flush()
 
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple | bytes) else value
 
 
 def print_table(table: Table) -> None:

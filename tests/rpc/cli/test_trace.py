@@ -77,6 +77,9 @@ async def test_the_command_shows_and_draws(tmp_path: Path) -> None:
         steps = json.loads(told.strip().splitlines()[-1])[0]["steps"]
         assert sum(s["num_tokens"] for s in steps) == 30
         assert steps[0]["cause"] == "prefill"
+        told_chances = [chance for s in steps for chance in s["soft_acceptances"]]
+        assert len(told_chances) == sum(s["num_draft_tokens"] for s in steps) > 0
+        assert all(0 <= chance <= 255 for chance in told_chances)
         code, shown = await asyncio.to_thread(
             run, "--prompt", "!#", "--max-tokens", "5", "--num-speculative-tokens", "2"
         )
