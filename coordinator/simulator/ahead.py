@@ -8,6 +8,7 @@ that streams wait for; a real draft worker puts them off, so that under load rea
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.simulator.engine import Clock, Engine, Work
@@ -16,22 +17,31 @@ from coordinator.simulator.engine import Clock, Engine, Work
 @dataclass(slots=True)
 class Build:
     """Branches of `num_drafts` drafts, at the draft worker. `ended`: when they were whole there, ms; infinite: not yet.
-    `ms`: what it took."""
+    `then`: what is to happen at that moment."""
 
     engine: Engine
     num_drafts: int
     work: Work
     begun: float
     ended: float = math.inf
-    ms: float = 0.0
+    then: Callable[[], None] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.ended < math.inf
+
+    @property
+    def ms(self) -> float:
+        """That it took."""
+        return self.ended - self.begun
 
     def drop(self) -> None:
-        if self.ended == math.inf:
+        if not self.is_whole:
             self.engine.drop(self.work)
 
     def narrow(self) -> None:
-        """From the next pass on one branch alone is grown: somebody waits for it."""
-        if self.ended < math.inf or self.work.num_rows == 1:
+        """From the next pass on one branch alone is grown, since somebody waits for it; the build is not whole yet."""
+        if self.work.num_rows == 1:
             return
         done, begun = self.work.done, self.work.end_pass
         num_left = self.engine.drop(self.work)
@@ -46,7 +56,9 @@ def begin_build(clock: Clock, engine: Engine, num_branches: int, num_drafts: int
     """On this draft worker, now: every branch whole."""
 
     def done(_: Work) -> None:
-        build.ended, build.ms = clock.now, clock.now - build.begun
+        build.ended = clock.now
+        if build.then is not None:
+            build.then()
 
     build = Build(engine, num_drafts, Work(num_branches, 1 + num_drafts, num_context_tokens, done), clock.now)
     engine.submit(build.work)

@@ -7,7 +7,7 @@ that is faster. Texts are of one acceptance.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.gamma.fixed import FixedGamma
@@ -33,7 +33,7 @@ MAX_MORE_AHEAD = 2
 NUM_BRANCHES: int = DraftWorkerSettings.model_fields["ahead_branches"].default
 AHEAD = dataclasses.replace(MODEL, max_branches=NUM_BRANCHES // 2)
 """The controller says what a branch is worth, and those of unlikely outcomes are shorter then, or left out: a pass has
-about half as many rows (9 of 16 where they were counted)."""
+about half as many rows."""
 BEGIN_TOKENS = 4
 """Of each stream before anything is counted."""
 TEXT_LENGTH = 1 << 13
@@ -44,13 +44,13 @@ MAX_TARGETS_PER_DRAFT, MAX_DRAFTS_PER_TARGET = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The best γ and what a stream gets with it, beside plain decoding at the same load. `is_ahead`: drafted ahead of
-    the verdict. `draft_load`: share of a draft worker's time that it takes. `passes_a_round`: of the target, from one
+    """The best γ and what a stream gets with it, beside plain decoding at the same load. `drafts_ahead`: of the
+    verdict. `draft_load`: share of a draft worker's time that it takes. `passes_a_round`: of the target, from one
     verdict of a stream to its next."""
 
     num_streams: int
     gamma: int
-    is_ahead: bool
+    drafts_ahead: bool
     tokens_per_s: float
     plain_tokens_per_s: float
     draft_load: float
@@ -69,7 +69,7 @@ class Fleet:
     num_drafts: int
     streams_per_target: int
     gamma: int
-    is_ahead: bool
+    drafts_ahead: bool
     tokens_per_s: float
 
 
@@ -96,15 +96,17 @@ class Planner:
             most = max(outcome.tokens_per_s for outcome in outcomes.values())
             # of those that noise does not tell apart the fewest drafts
             best = next(gamma for gamma in sorted(outcomes) if outcomes[gamma].tokens_per_s * SAME >= most)
-            chosen, is_ahead = outcomes[best], False
+            chosen, drafts_ahead = outcomes[best], False
             for gamma in self._gammas_ahead(best):
-                ahead = self._play(gamma, num_streams, is_ahead=True)
-                if ahead.tokens_per_s > (SAME if is_ahead else MIN_GAIN) * chosen.tokens_per_s:
-                    best, chosen, is_ahead = gamma, ahead, True
+                ahead = self._play(gamma, num_streams, drafts_ahead=True)
+                if ahead.tokens_per_s > (SAME if drafts_ahead else MIN_GAIN) * chosen.tokens_per_s:
+                    best, chosen, drafts_ahead = gamma, ahead, True
             rate, plain_rate = (outcome.tokens_per_s / num_streams for outcome in (chosen, outcomes[0]))
             num_rounds = sum(chosen.rounds.values()) if best else chosen.num_tokens
             passes = chosen.num_passes * num_streams / num_rounds
-            self._speeds[num_streams] = Speed(num_streams, best, is_ahead, rate, plain_rate, chosen.draft_load, passes)
+            self._speeds[num_streams] = Speed(
+                num_streams, best, drafts_ahead, rate, plain_rate, chosen.draft_load, passes
+            )
         return self._speeds[num_streams]
 
     def pays_up_to(self) -> int | None:
@@ -115,10 +117,7 @@ class Planner:
             if self._pays(load):
                 pays = load
                 continue
-            while load - pays > max(1, pays // 16):
-                middle = (pays + load) // 2
-                pays, load = (middle, load) if self._pays(middle) else (pays, middle)
-            return pays
+            return _most(pays, load, self._pays)
         return None
 
     def _gammas(self, num_streams: int) -> Sequence[int]:
@@ -145,11 +144,7 @@ class Planner:
         low, high, most = 1, 2, min(most, MAX_STREAMS_PER_TARGET)
         while high <= most and self.speed(high).tokens_per_s >= min_tokens_per_s:
             low, high = high, 2 * high
-        high = min(high, most + 1)
-        while high - low > max(1, low // 16):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.speed(middle).tokens_per_s >= min_tokens_per_s else (low, middle)
-        return low
+        return _most(low, min(high, most + 1), lambda n: self.speed(n).tokens_per_s >= min_tokens_per_s)
 
     def fleet(self, num_streams: int, min_tokens_per_s: float) -> Fleet | None:
         """Fewest targets, then fewest draft workers; None: one stream alone does not get so much."""
@@ -163,8 +158,8 @@ class Planner:
         if best.gamma and not self.world.colocated:
             num_drafts = self._num_drafts(num_targets, best, min_tokens_per_s)
         world = dataclasses.replace(self.world, num_targets=num_targets, num_drafts=max(1, num_drafts))
-        rate = self._simulate(world, best.gamma, num_streams, best.is_ahead).tokens_per_s / num_streams
-        return Fleet(num_targets, num_drafts, per_target, best.gamma, best.is_ahead, rate)
+        rate = self._simulate(world, best.gamma, num_streams, best.drafts_ahead).tokens_per_s / num_streams
+        return Fleet(num_targets, num_drafts, per_target, best.gamma, best.drafts_ahead, rate)
 
     def _num_drafts(self, num_targets: int, best: Speed, min_tokens_per_s: float) -> int:
         """By the largest share of a draft worker that is enough for a target, or the fewest whole ones."""
@@ -175,34 +170,36 @@ class Planner:
             drafts += 1
         if drafts > 1:
             return drafts * num_targets
-        enough_for, too_many = 1, min(num_targets, MAX_TARGETS_PER_DRAFT) + 1
-        while too_many - enough_for > 1:
-            middle = (enough_for + too_many) // 2
-            if self._rate(middle, 1, best) >= enough:
-                enough_for = middle
-            else:
-                too_many = middle
-        return -(-num_targets // enough_for)
+        most = min(num_targets, MAX_TARGETS_PER_DRAFT)
+        return -(-num_targets // _most(1, most + 1, lambda targets: self._rate(targets, 1, best) >= enough))
 
     def _rate(self, num_targets: int, num_drafts: int, best: Speed) -> float:
         """Tokens/s of a stream, drafted for as is best."""
         world = dataclasses.replace(self.world, num_targets=num_targets, num_drafts=num_drafts)
         num_streams = num_targets * best.num_streams
-        return self._simulate(world, best.gamma, num_streams, best.is_ahead).tokens_per_s / num_streams
+        return self._simulate(world, best.gamma, num_streams, best.drafts_ahead).tokens_per_s / num_streams
 
-    def _play(self, gamma: int, num_streams: int, *, is_ahead: bool = False) -> Outcome:
+    def _play(self, gamma: int, num_streams: int, *, drafts_ahead: bool = False) -> Outcome:
         world = dataclasses.replace(self.world, num_targets=1, num_drafts=1)
-        return self._simulate(world, gamma, num_streams, is_ahead)
+        return self._simulate(world, gamma, num_streams, drafts_ahead)
 
-    def _simulate(self, world: World, gamma: int, num_streams: int, is_ahead: bool) -> Outcome:
+    def _simulate(self, world: World, gamma: int, num_streams: int, drafts_ahead: bool) -> Outcome:
         simulation = Simulation(
             world,
             [self._text],
-            lambda *_: FixedGamma(gamma, drafts_ahead=is_ahead),
+            lambda *_: FixedGamma(gamma, drafts_ahead=drafts_ahead),
             num_streams=num_streams,
             max_draft_tokens=self._max_draft_tokens,
-            candidates=(AHEAD if is_ahead else MODEL,),
+            candidates=(AHEAD if drafts_ahead else MODEL,),
         )
         simulation.run(BEGIN_TOKENS * num_streams)
         by_stream = max(FEWEST_TOKENS_PER_STREAM * num_streams, min(MANY_TOKENS, TOKENS_PER_STREAM * num_streams))
         return simulation.run(max(NUM_TOKENS, by_stream))
+
+
+def _most(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The largest number below `high` that fits, to a sixteenth of it; `low` does."""
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -8,7 +8,6 @@ Not simulated: prompts, failures, local guesses, trees, a draft worker's answer 
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -206,17 +205,11 @@ class Simulation:
         """The draft worker knows which of its branches somebody waits for, unless all were on their way already."""
         build, way_ms = stream.build, stream.draft_rtt_ms / 2
         assert build is not None
-        build.narrow()
-        if build.ended < math.inf:
+        if build.is_whole:
             self.clock.after(max(0.0, build.ended + way_ms - self.clock.now), self._use, stream)
             return
-        whole = build.work.done
-
-        def done(work: Work) -> None:
-            whole(work)
-            self.clock.after(way_ms, self._use, stream)
-
-        build.work.done = done
+        build.narrow()
+        build.then = lambda: self.clock.after(way_ms, self._use, stream)
 
     def _use(self, stream: _Stream) -> None:
         """A branch is at hand: it is verified, and the draft worker goes on from it."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from coordinator.gamma.policy import MISS
 from outrider.cli.measure import median, percentile
 from outrider.results import Step
 
 PREFILL = "prefill"
-MISS = "miss"
-"""In `Step.ahead`: no branch was the outcome's."""
 PARTS = ("draft", "network", "queue", "verify", "sampling", "emit", "other")
 """`verify` is the target's pass, `other` the coordinator's own time between the two workers."""
 

@@ -153,7 +153,7 @@ def _plan(
         "acceptance": acceptance,
         "branch_hits": world.branch_survival**PRIOR_DRAFTS,
         "best_gamma": alone.gamma,
-        "drafts_ahead": alone.is_ahead,
+        "drafts_ahead": alone.drafts_ahead,
         "tokens_per_s": alone.tokens_per_s,
         "plain_tokens_per_s": alone.plain_tokens_per_s,
         "loads": loads,
@@ -284,7 +284,7 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
             str(load["num_streams"]),
             f"{load['plain_tokens_per_s']:.1f}",
             str(load["gamma"]),
-            "yes" if load["is_ahead"] else "",
+            "yes" if load["drafts_ahead"] else "",
             f"{load['passes_a_round']:.1f}",
             f"{load['tokens_per_s']:.1f}",
             f"{load['gain']:.2f}",
@@ -292,7 +292,7 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
             f"{load['colocated_tokens_per_s']:.1f}",
         )
     print_table(table)
-    if any(load["is_ahead"] for load in plan["loads"]):
+    if any(load["drafts_ahead"] for load in plan["loads"]):
         out.print(f"  {WHAT_AHEAD.format(plan['branch_hits'])}", markup=False)
     if any(load["gamma"] and load["passes_a_round"] > WAITS for load in plan["loads"]):
         out.print(f"  {WHY_UNEVEN}")
@@ -310,7 +310,7 @@ def _print(plan: dict[str, Any], num_streams: int) -> None:
 
 def _describe(fleet: Fleet) -> str:
     drafts = f", draft workers {fleet.num_drafts}" if fleet.num_drafts else ""
-    ahead = " drafted ahead" if fleet.is_ahead else ""
+    ahead = " drafted ahead" if fleet.drafts_ahead else ""
     return (
         f"targets {fleet.num_targets}{drafts}, {fleet.streams_per_target} streams a target at γ {fleet.gamma}{ahead}: "
         f"{fleet.tokens_per_s:.1f} tokens/s a stream"

@@ -60,10 +60,10 @@ class Case:
 
     gamma: int | None
     num_streams: int = 1
-    is_ahead: bool = False
+    drafts_ahead: bool = False
 
     def __str__(self) -> str:
-        ahead = ", ahead" if self.is_ahead else ""
+        ahead = ", ahead" if self.drafts_ahead else ""
         return f"γ {'adaptive' if self.gamma is None else self.gamma}, {self.num_streams} streams{ahead}"
 
 
@@ -123,7 +123,7 @@ def simulated(calibration: Calibration, case: Case, chance: float, branch_surviv
 
     def policy(*_: Any) -> GammaPolicy:
         if case.gamma is not None:
-            return FixedGamma(case.gamma, drafts_ahead=case.is_ahead)
+            return FixedGamma(case.gamma, drafts_ahead=case.drafts_ahead)
         apart = estimates.apart("")
         for worker in calibration.workers:
             tell(apart, worker, num_context_tokens=PROMPT_TOKENS)
@@ -136,7 +136,7 @@ def simulated(calibration: Calibration, case: Case, chance: float, branch_surviv
         num_streams=case.num_streams,
         stream_tokens=NUM_TOKENS,
         max_draft_tokens=MAX_DRAFT_TOKENS,
-        candidates=(AHEAD if case.is_ahead else MODEL,),
+        candidates=(AHEAD if case.drafts_ahead else MODEL,),
     )
     simulation.run(case.num_streams * NUM_TOKENS)
     return simulation.run(12 * case.num_streams * NUM_TOKENS).tokens_per_s / case.num_streams
@@ -190,7 +190,7 @@ async def figures(
         calibration = await calibrated(setting, addresses, loads, num_tokens)
         for seed in range(num_repeats):
             for case in cases:
-                client = ahead.client if case.is_ahead else setting.client
+                client = ahead.client if case.drafts_ahead else setting.client
                 runs[case] += await measured(client, case, seed, num_tokens)
     for load in loads:
         err.print(f"{load} streams: {calibration.world(load)}", style="dim", markup=False)
@@ -200,14 +200,14 @@ async def figures(
         chance, survives = realised(steps) or acceptance(agreement, TOKEN), survival(steps)
         told, seen = simulated(calibration, case, chance, survives), rate(runs[case])
         differences[str(case)] = told / seen - 1
-        hits = f", branch survival {survives:.3f}" if case.is_ahead else ""
+        hits = f", branch survival {survives:.3f}" if case.drafts_ahead else ""
         err.print(
             f"{case}: simulated {told:.1f}, measured {seen:.1f} tokens/s, acceptance {chance:.3f}{hits}", markup=False
         )
     num_drafted = sum(answer.speculation.num_draft_tokens for answers in runs.values() for answer in answers)
     found = {}
-    for name, is_ahead in (("simulator_vs_services", False), ("simulator_vs_services_ahead", True)):
-        here = {str(case): differences[str(case)] for case in cases if case.is_ahead == is_ahead}
+    for name, drafts_ahead in (("simulator_vs_services", False), ("simulator_vs_services_ahead", True)):
+        here = {str(case): differences[str(case)] for case in cases if case.drafts_ahead == drafts_ahead}
         worst = max(map(abs, here.values()), default=0.0)
         reached = worst <= MAX_DIFFERENCE if num_drafted and here else None
         found[name] = {"value": worst, "bar": MAX_DIFFERENCE, "reached": reached, "by_case": here}

@@ -110,14 +110,9 @@ def test_far_away_it_is_drafted_ahead_and_the_hits_of_a_profile_say_how_well(tmp
     (often,) = plan(*COSTS, "--acceptance", "0.8", *flags, "--branch-hits", "0.95")["plans"]
     assert (never["drafts_ahead"], often["drafts_ahead"]) == (False, True)
     assert often["tokens_per_s"] > 1.2 * never["tokens_per_s"]
-    draft = {**TIMING, "base_ms": 2.9, "ms_per_row": 0.1}
     by_gamma = [{"num_draft_tokens": 4, "num_rounds": 50, "mean_tokens": sum(0.8**i for i in range(5))}]
     ahead = {"num_rounds": 40, "hit_rate": 0.95**0.8, "mean_num_draft_tokens": 4.0}
-    path = profile(
-        tmp_path / "p.json",
-        cells=[{"speculative": {"by_gamma": by_gamma, "ahead": ahead}}],
-        workers=[{"role": "target", "timings": [TIMING]}, {"role": "draft", "timings": [draft]}],
-    )
+    path = profile(tmp_path / "p.json", cells=[{"speculative": {"by_gamma": by_gamma, "ahead": ahead}}])
     (read,) = plan("--profile", path, *flags)["plans"]
     assert read["branch_hits"] == pytest.approx(0.95)
     assert read["tokens_per_s"] == pytest.approx(often["tokens_per_s"], rel=0.05)

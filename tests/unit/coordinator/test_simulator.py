@@ -110,8 +110,7 @@ def test_with_a_branch_for_every_outcome_a_round_is_the_targets_alone(gamma: int
     assert outcome.tokens_per_s == pytest.approx(1000 * sum(0.8**i for i in range(gamma + 1)) / ms, rel=0.02)
     assert {report.ahead for report in reports[1:]} == {HIT}
     assert {report.draft_ms for report in reports[1:]} == {0.0}
-    rows = NUM_BRANCHES
-    assert reports[-1].branch_build_ms == pytest.approx((1 + gamma) * world.draft(rows, 0, 1))
+    assert reports[-1].branch_build_ms == pytest.approx((1 + gamma) * world.draft(NUM_BRANCHES, 0, 1))
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
