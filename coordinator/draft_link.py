@@ -101,6 +101,7 @@ class DraftLink:
 
     async def open(self, opening: DraftOpening) -> None:
         """Sends the opening; `wait_opened` or the first proposal tells how it went."""
+        opening = dataclasses.replace(opening, worker_incarnation=self.conduct.incarnation)
         self._opening = opening = self.features.opens(opening)
         self._context_length = None
         self.has_proposed = False

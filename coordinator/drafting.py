@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.branches import Foretold
 from coordinator.draft_link import DraftLate, DraftLink
+from coordinator.draft_losses import Avoided, CloseDeaths
 from coordinator.fleet.standing import QUARANTINED, Conduct
 from coordinator.gamma.policy import HIT, LATE, MISS, Candidate, Choice
-from coordinator.peer import FLOODED, NOT_UNDERSTOOD
+from coordinator.peer import FLOODED, NOT_UNDERSTOOD, WORKER_LOST
 from coordinator.stream import Stream
 from outrider.drafting.proposal import MAX_STEP_ROWS
 from outrider.drafting.ratio_stop import Judged
-from outrider.errors import DRAINING, SESSION_LOST, Aborted, Internal, OutriderError, Unavailable
+from outrider.errors import DRAINING, OTHER_PROCESS, SESSION_LOST, Aborted, Internal, OutriderError, Unavailable
 from outrider.median import Median
 from outrider.server_info import DraftRounds
 from outrider.serving.messages import DraftOpening, Verdict
@@ -39,6 +39,8 @@ LOOK_AGAIN_S = 1.0
 MAX_PATIENCE_TOKENS = 16
 NO_DRAFT_WORKER = "no-draft-worker"
 """The reason of a round that would have asked one, had there been any, and had nothing else to choose from."""
+RESTING = "draft-resting"
+"""The same where draft workers died in a row under the stream's request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,9 @@ class DraftPool(Protocol):
     def disconnect(self, link: DraftLink, error: Exception | None = None) -> None:
         """The link is not used any more; `error` is why, when it failed."""
 
+    def has_died(self, incarnation: str) -> bool:
+        """Whether this process was lost and has not answered since."""
+
     def num_streams(self, link: DraftLink) -> int:
         """On this worker, of this coordinator."""
 
@@ -93,33 +98,20 @@ class DraftPool(Protocol):
         """A round that asked this worker: the worker's are added up."""
 
 
-class Avoided:
-    """Workers that a stream has lost, each for a while."""
-
-    def __init__(self, first_s: float, most_s: float) -> None:
-        """first_s: after the first loss; twice as long after each further one, up to `most_s`."""
-        self._first_s = first_s
-        self._most_s = most_s
-        self._until: dict[str, float] = {}
-        self._next_s: dict[str, float] = {}
-
-    def lost(self, address: str, now: float) -> None:
-        wait_s = self._next_s.get(address, self._first_s)
-        self._next_s[address] = min(2 * wait_s, self._most_s)
-        # not all streams at once
-        self._until[address] = now + wait_s * random.uniform(0.75, 1.25)
-
-    def at(self, now: float) -> frozenset[str]:
-        """Addresses that are not to be asked now."""
-        return frozenset(address for address, until in self._until.items() if now < until)
-
-
 class DraftSide:
     """Opens in the background, proposes in time or not at all. After a loss another worker adopts the stream, or the
     same one some time later: in the background too, from the log as it stands, as a new epoch."""
 
-    def __init__(self, stream: Stream, pool: DraftPool, max_q_entries: int, elsewhere: tuple[str, ...] = ()) -> None:
-        """`elsewhere`: drafters that run in the coordinator or inside a target, which no draft worker is asked for."""
+    def __init__(
+        self,
+        stream: Stream,
+        pool: DraftPool,
+        max_q_entries: int,
+        elsewhere: tuple[str, ...] = (),
+        deaths: CloseDeaths | None = None,
+    ) -> None:
+        """elsewhere: drafters that run in the coordinator or inside a target, which no draft worker is asked for.
+        deaths: under the streams of its request."""
         self._stream = stream
         self._pool = pool
         self._elsewhere = elsewhere
@@ -129,6 +121,7 @@ class DraftSide:
         self._waited_for_opening = False
         self._epoch = 0
         self._avoided = Avoided(REOPEN_AFTER_S, MAX_REOPEN_AFTER_S)
+        self._deaths = deaths or CloseDeaths()
         self._next_opening_at = self._next_move_at = 0.0
         self._verify_ms = Median()
         self._proposer: Conduct | None = None
@@ -157,7 +150,7 @@ class DraftSide:
 
     def open_soon(self) -> None:
         """Begins to open a session, unless the request wants no drafts or nobody offers any."""
-        if not self.wanted:
+        if not self.wanted or self._rests():
             return
         link = self._pool.connect_draft(self._stream, self._avoided.at(time.monotonic()))
         if link is not None:
@@ -296,7 +289,7 @@ class DraftSide:
                 self._next_opening_at = now + LOOK_AGAIN_S
                 self.open_soon()
             if self._link is None:
-                return NO_DRAFT_WORKER
+                return RESTING if self._rests() else NO_DRAFT_WORKER
         link = self._link
         try:
             if self._opening is not None:
@@ -318,6 +311,9 @@ class DraftSide:
         if why_not:
             return "draft-opening" if self._moves(link, now, leaves=why_not == QUARANTINED) else why_not
         return link.lacks_features()
+
+    def _rests(self) -> bool:
+        return self._deaths.rests(time.monotonic(), self._pool.has_died)
 
     def _moves(self, link: DraftLink, now: float, leaves: bool = False) -> bool:
         """Goes to another worker, if there is one. leaves: the one at hand in any case."""
@@ -362,7 +358,9 @@ class DraftSide:
     def _lose(self, error: OutriderError, lost_s: float = 0.0) -> None:
         """lost_s: what was waited for the worker in vain."""
         link, now = self._link, time.monotonic()
-        if link is not None and error.reason not in (SESSION_LOST, DRAINING):
+        if link is not None and error.reason == WORKER_LOST:
+            self._deaths.died(self._stream.choice, self._stream.log.length, link.conduct.incarnation, now)
+        if link is not None and error.reason not in (SESSION_LOST, DRAINING, OTHER_PROCESS):
             self._stream.statistics.num_draft_failures += 1
             if isinstance(error, Unavailable | Aborted | Internal):  # else it refuses this stream, or its time is up
                 why = f"it was lost: {error.message[:200]}"

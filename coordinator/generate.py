@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from coordinator.admission import Admission
+from coordinator.draft_losses import CloseDeaths
 from coordinator.drafting import DraftSide
 from coordinator.draining import HandedOver, HandOver
 from coordinator.live_streams import LiveStream, LiveStreams
@@ -21,6 +23,7 @@ from coordinator.round_loop import RoundLoop
 from coordinator.standby import Standby
 from coordinator.stream import Stream
 from coordinator.stream_trace import StreamTrace
+from coordinator.suspicion import RequestSuspicion
 from coordinator.text.tokenizer import TextCodec
 from coordinator.traces import KeepStep, Traces, for_each
 from coordinator.verifying import TargetSide
@@ -28,6 +31,14 @@ from outrider.errors import DeadlineExceeded
 from outrider.results import Started
 from outrider.serving.events import ServerEvent
 from outrider.settings import CoordinatorSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """Of workers, which the streams of one request share: they may be its doing."""
+
+    suspicion: RequestSuspicion = field(default_factory=RequestSuspicion)
+    draft_deaths: CloseDeaths = field(default_factory=CloseDeaths)
 
 
 class Generation:
@@ -102,7 +113,8 @@ class Generation:
             )
             async with asyncio.timeout_at(deadline):
                 await self.hand_over.unless_begun(ticket.admitted)
-            tasks = [asyncio.create_task(self._run(one, outbox, arrived, deadline, keep_step)) for one in live]
+            losses = _Losses()
+            tasks = [asyncio.create_task(self._run(one, outbox, arrived, deadline, keep_step, losses)) for one in live]
             for stream in streams:
                 outbox.join(stream.choice)
             with self.hand_over.covering(outbox):
@@ -123,7 +135,13 @@ class Generation:
                 self._admission.leave(ticket)
 
     async def _run(
-        self, live: LiveStream, outbox: Outbox, arrived: float, deadline: float, keep_step: KeepStep
+        self,
+        live: LiveStream,
+        outbox: Outbox,
+        arrived: float,
+        deadline: float,
+        keep_step: KeepStep,
+        losses: _Losses,
     ) -> None:
         """One stream. Its failure closes the outbox, so that the request ends with it."""
         stream, live.has_place = live.stream, True
@@ -131,8 +149,9 @@ class Generation:
         meter, trace = self._metrics.watch(stream, arrived), StreamTrace(stream)
         stream.keeps_steps |= self.traces.is_on or bool(meter.keeps or trace.keeps)
         standby = Standby(stream, self._pool) if self._settings.warm_standby else None
-        target = TargetSide(stream, self._pool, self._settings.target_wait_s, standby)
-        draft = DraftSide(stream, self._pool, self._settings.max_q_entries, self._pool.not_of_draft_workers(stream))
+        target = TargetSide(stream, self._pool, self._settings.target_wait_s, standby, losses.suspicion.of_stream())
+        elsewhere = self._pool.not_of_draft_workers(stream)
+        draft = DraftSide(stream, self._pool, self._settings.max_q_entries, elsewhere, losses.draft_deaths)
         local = self._pool.local_drafts(stream)
         keep = for_each(keep_step, live.keep, *meter.keeps, *trace.keeps)
         loop = RoundLoop(stream, target, draft, local, self._pool.guarded_policy(stream), outbox, arrived, keep)

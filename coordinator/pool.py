@@ -24,6 +24,7 @@ from coordinator.local_drafts import LocalDrafts, LocalMemory
 from coordinator.peer import WORKER_LOST, WORKER_SILENT, Peer
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
+from coordinator.suspicion import Death
 from coordinator.target_link import TargetLink
 from outrider.errors import Unavailable
 from outrider.median import Median
@@ -32,7 +33,7 @@ from outrider.serving import session_calls as wire
 from outrider.settings import CoordinatorSettings
 
 LAST_PROBE_S = 2.0
-"""How long a worker that a stream may have killed has to show that it lives."""
+"""How long workers that a stream may have killed have to show that they live."""
 
 
 class SessionPool:
@@ -44,6 +45,9 @@ class SessionPool:
         self._sessions: dict[TargetLink | DraftLink, WorkerRecord] = {}
         self._promised_to: dict[TargetLink | DraftLink, int] = {}
         """Blocks that targets have to promise to sessions."""
+        self._choices_at: dict[int, list[str]] = {}
+        """Addresses of the targets that have choices of a request, by its identity, once for each."""
+        self._request_of: dict[TargetLink | DraftLink, int] = {}
         self._estimates = SharedEstimates()
         self._memory = LocalMemory(settings)
         self._prefixes = PrefixMemory()
@@ -92,6 +96,7 @@ class SessionPool:
             cached=self._prefixes.cached(keys),
             numerics=self._numerics.get(stream, ""),
             standby=standby,
+            others_at=self._choices_at.get(id(request), ()),
             num_cached_tokens=request.num_cached_tokens,
             max_draft_tokens=request.max_draft_tokens,
         )
@@ -102,6 +107,8 @@ class SessionPool:
             states = self._directory.wanted_features(request.model, worker, request.drafter, reads)
         peer, incarnation = self._target_peer(stream, worker), worker.told.incarnation
         link = TargetLink(peer, worker.address, stream.log, stream.features, states, incarnation, numerics)
+        self._request_of[link] = id(request)
+        self._choices_at.setdefault(id(request), []).append(worker.address)
         return self._enlist(link, worker, worker.num_blocks_of(request.num_cached_tokens))
 
     def has_draft(self, stream: Stream, avoid: frozenset[str]) -> bool:
@@ -119,16 +126,25 @@ class SessionPool:
         conduct = Conduct(self._directory.standing(worker), worker.told.incarnation)
         return self._enlist(DraftLink(peer, worker.address, stream.log, feed, stream.statistics.ahead, conduct), worker)
 
-    async def has_died(self, link: TargetLink) -> bool:
-        """Whether the process behind a link that is lost answers no more."""
-        return not await self._sessions[link].answers_as(link.incarnation, LAST_PROBE_S)
+    def has_died(self, incarnation: str) -> bool:
+        """Whether this process of a draft worker was lost and has not answered since."""
+        return self._directory.draft_deaths.has_died(incarnation)
+
+    async def without_guilt(self, deaths: Collection[Death]) -> set[str]:
+        """Incarnations of those that answer after all, or that another stream is known to have killed."""
+        known = {death.incarnation for death in deaths if self._directory.deaths.is_explained(death.incarnation)}
+        asked = {death.incarnation: death.address for death in deaths if death.incarnation not in known}
+        answers = await asyncio.gather(
+            *(self._directory.answers_as(address, name, LAST_PROBE_S) for name, address in asked.items())
+        )
+        return known | {name for name, answered in zip(asked, answers, strict=True) if answered}
 
     def num_other_deaths(self, incarnations: Collection[str]) -> int:
         """Workers lost of late, besides these, that no stream is known to have killed."""
         return self._directory.deaths.num_besides(incarnations)
 
     def killed(self, incarnations: Collection[str]) -> None:
-        """A stream has killed these."""
+        """A request has killed these."""
         self._directory.deaths.explained(incarnations)
 
     def trial_begins(self, link: TargetLink) -> int:
@@ -162,10 +178,17 @@ class SessionPool:
             return
         worker.num_sessions -= 1
         worker.num_promised_blocks -= self._promised_to.pop(link, 0)
+        if (request := self._request_of.pop(link, None)) is not None:
+            self._choices_at[request].remove(worker.address)
+            if not self._choices_at[request]:
+                del self._choices_at[request]
         if isinstance(error, Unavailable):
             worker.suspect()
-            if isinstance(link, TargetLink) and error.reason in (WORKER_LOST, WORKER_SILENT):
-                self._directory.deaths.lost(link.incarnation)
+            if error.reason in (WORKER_LOST, WORKER_SILENT):
+                if isinstance(link, TargetLink):
+                    self._directory.deaths.lost(link.incarnation)
+                else:
+                    self._directory.draft_deaths.lost(link.conduct.incarnation)
 
     def num_streams(self, link: DraftLink) -> int:
         return self._sessions[link].num_sessions

@@ -8,7 +8,13 @@ not come past them: it has killed both, fails alone, and no third worker is aske
 as suspected as before, and no more. One in whose worker another suspect's turn has come since is past its trial, though
 it has not heard of all its tokens (`coordinator.fleet.trials`); of turns of other coordinators' streams nobody tells.
 
-Unless workers die anyway: where others were lost of late, at which the stream was not present and that no stream is
+A death counts while it is one: before a stream is found guilty the workers that died under it are asked for a while,
+and one that answers, frozen or cut off before, was not killed; nor was one by this stream that another one was found to
+have killed.
+
+The streams of one request are one suspect: they are tried one at a time, wherever they go.
+
+Unless workers die anyway: where others were lost of late, at which the request was not present and that no stream is
 known to have killed (`coordinator.fleet.deaths`), a machine that failed or a wave of preemptions is as good a reason,
 and it is tried alone once more.
 
@@ -18,7 +24,10 @@ the number of deaths with hardly a token between.
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
 TRIAL_TOKENS = 4
 """Of a run: a worker that dies may have decided so many that were never heard of, and those of LATE_MS."""
@@ -29,7 +38,10 @@ CLOSE_TOKENS = 32
 MAX_CLOSE_DEATHS = 8
 """In a row, with fewer than CLOSE_TOKENS tokens from each to the next."""
 MAX_SPARED = 1
-"""Times that the deaths of others speak for it, in such a row."""
+"""Times that the deaths of others speak for a request, in such a row."""
+DOUBT_S, SILENT_DOUBT_S = 2.0, 10.0
+"""So long a stream waits for a worker whose connection broke, or which fell silent, to answer before it is found guilty
+of its death: the way there may have broken, and a process that stands still may go on."""
 
 
 def trial_tokens(num_left: int, token_ms: float) -> int:
@@ -39,17 +51,69 @@ def trial_tokens(num_left: int, token_ms: float) -> int:
     return min(num_left, max(TRIAL_TOKENS, num_late), MAX_TRIAL_TOKENS)
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Of a worker that computed the stream. is_failure: it lives, and said that its pass failed. is_silent: nothing was
+    heard of it, which may be a process that stands still."""
+
+    incarnation: str
+    address: str
+    is_failure: bool = False
+    is_silent: bool = False
+
+
+class RequestSuspicion:
+    """What the streams of one request share: they have one prompt, and one of them alone is tried at a time."""
+
+    def __init__(self) -> None:
+        self.alone = asyncio.Lock()
+        self.is_convicted = False
+        self.streams: list[Suspicion] = []
+
+    def of_stream(self) -> Suspicion:
+        """For one more of its streams."""
+        self.streams.append(Suspicion(self))
+        return self.streams[-1]
+
+    @property
+    def deaths(self) -> list[Death]:
+        """While workers computed any of its streams, close to where these are now."""
+        return [death for stream in self.streams for death in stream.deaths]
+
+    @property
+    def present_at(self) -> set[str]:
+        """Incarnations of the workers of these deaths."""
+        return {death.incarnation for death in self.deaths}
+
+    def absolved(self, incarnations: Collection[str]) -> None:
+        """These have not died after all, or another request has killed them."""
+        for stream in self.streams:
+            stream.absolved(incarnations)
+
+
 class Suspicion:
     """Of one stream."""
 
-    def __init__(self) -> None:
-        self.is_suspect = False
+    def __init__(self, request: RequestSuspicion) -> None:
+        self.request = request
+        self.deaths: list[Death] = []
+        """In a row, with fewer than CLOSE_TOKENS tokens from each to the next, the last one last."""
+        self._is_suspect = self._has_turn = self._died_on_trial = False
         self._num_trial_tokens = 0
         """Left; 0: it is not on trial."""
-        self._num_close_deaths = self._num_spared = 0
+        self._num_spared = 0
         self._died_at = -CLOSE_TOKENS
-        self.present_at: set[str] = set()
-        """Incarnations of the workers of these deaths."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """It was being computed when a worker died, or another stream of its request was."""
+        return any(stream._is_suspect for stream in self.request.streams)
+
+    async def take_turn(self) -> None:
+        """Waits until no other stream of its request is tried: on different workers they would kill one each."""
+        if not self._has_turn:
+            await self.request.alone.acquire()
+            self._has_turn = True
 
     def on_trial(self, num_tokens: int) -> None:
         """Its turn has come: from now on it is computed alone among suspects, until it has so many tokens."""
@@ -63,28 +127,53 @@ class Suspicion:
 
     def cleared(self) -> None:
         """What was asked when a worker died has been answered by another one."""
-        self.is_suspect, self._num_trial_tokens = False, 0
+        self._is_suspect = False
+        self.interrupted()
 
-    def died(self, length: int, incarnation: str) -> bool:
-        """A worker died, or fell silent, while it computed the stream, whose log had this length. Returns whether that
-        was the stream's doing, as far as its own deaths tell."""
+    def died(self, length: int, death: Death) -> None:
+        """A worker died, or fell silent, while it computed the stream, whose log had this length."""
         if length - self._died_at >= CLOSE_TOKENS:
-            self._num_close_deaths = self._num_spared = 0
-            self.present_at.clear()
-        self._num_close_deaths += 1
+            self.deaths, self._num_spared = [], 0
         self._died_at = length
-        self.present_at.add(incarnation)
-        was_on_trial = self._num_trial_tokens > 0
-        self.is_suspect, self._num_trial_tokens = True, 0
-        return was_on_trial or self._num_close_deaths > MAX_CLOSE_DEATHS
+        self.deaths.append(death)
+        self._died_on_trial = self._num_trial_tokens > 0
+        self._is_suspect, self._num_trial_tokens = True, 0
+
+    @property
+    def is_accused(self) -> bool:
+        """Whether the last death was the stream's doing, as far as it is known by which processes have died."""
+        of_others = self.request.present_at - {death.incarnation for death in self.deaths}
+        is_second = len(self.deaths) + len(of_others) > 1
+        return (self._died_on_trial and is_second) or len(self.deaths) > MAX_CLOSE_DEATHS
+
+    def absolved(self, incarnations: Collection[str]) -> None:
+        """See `RequestSuspicion.absolved`."""
+        left = [death for death in self.deaths if death.is_failure or death.incarnation not in incarnations]
+        if left[-1:] != self.deaths[-1:]:
+            self._died_on_trial = False
+        self.deaths = left
 
     def is_spared(self, num_other_deaths: int) -> bool:
-        """Whether it gets the benefit of the doubt: so many workers died of late without it."""
-        if not num_other_deaths or self._num_spared >= MAX_SPARED:
+        """Whether it gets the benefit of the doubt: so many workers died of late without its request."""
+        if not num_other_deaths or sum(stream._num_spared for stream in self.request.streams) >= MAX_SPARED:
             return False
         self._num_spared += 1
         return True
 
+    @property
+    def doubt_s(self) -> float:
+        """How long what has died is waited for."""
+        died = [death for death in self.request.deaths if not death.is_failure]
+        return max((SILENT_DOUBT_S if death.is_silent else DOUBT_S for death in died), default=0.0)
+
+    def convicted(self) -> None:
+        """None of its request is to be tried any more."""
+        self.request.is_convicted = True
+
     def interrupted(self) -> None:
-        """Its session ended in another way: its trial, if there was one, is to be held again."""
+        """Its session ended in another way: its trial, if there was one, is to be held again. Others of its request go
+        first."""
         self._num_trial_tokens = 0
+        if self._has_turn:
+            self._has_turn = False
+            self.request.alone.release()

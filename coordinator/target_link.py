@@ -223,6 +223,7 @@ class TargetLink:
         self._epoch = opening.epoch
         self._owes_prompt_logprobs = opening.prompt_logprobs is not None
         self._ingested_length = len(opening.prompt_ids) + len(opening.committed_ids)
+        opening = dataclasses.replace(opening, worker_incarnation=self.incarnation)
         return self._features.target_opens(opening, self._states)
 
     def _with_prompt(self, timed: Timed) -> Timed:

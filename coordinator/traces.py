@@ -36,6 +36,7 @@ CAUSES = {
     "draft-lacks-features": GammaCause.NO_DRAFTER,
     "draft-circuit-open": GammaCause.NO_DRAFTER,
     "draft-quarantined": GammaCause.NO_DRAFTER,
+    "draft-resting": GammaCause.NO_DRAFTER,
     "draft-late": GammaCause.DRAFT_LATE,
     "draft-lost": GammaCause.DRAFT_LOST,
     "prefill": GammaCause.PREFILL,

@@ -14,12 +14,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import Protocol
 
-from coordinator.failover import DEADLY, FAILED, Failover, cause_of
+from coordinator.failover import DEADLY, FAILED, SILENT, Failover, cause_of
 from coordinator.gamma.policy import Candidate, Choice
 from coordinator.session_errors import in_request_terms
 from coordinator.standby import Standby
 from coordinator.stream import Stream
-from coordinator.suspicion import Suspicion, trial_tokens
+from coordinator.suspicion import Death, RequestSuspicion, Suspicion, trial_tokens
 from coordinator.target_link import BAD_VERDICT, TargetLink, Timed
 from coordinator.verdict_check import fault_of, prompt_fault_of
 from outrider.errors import Internal, OutriderError, Unavailable
@@ -29,6 +29,8 @@ from outrider.serving.session_calls import SealedProposal
 
 MIN_NETWORK_MS, MIN_ROUND_TRIPS = 2.0, 3
 """Of a round trip, as the median of at least so many: from here on it is hidden."""
+ASK_AGAIN_S = 0.25
+"""Whether a silent worker lives."""
 NO_DRAFTS: tuple[str, int, tuple[int, ...]] = ("", 0, ())
 
 
@@ -39,14 +41,14 @@ class TargetPool(Protocol):
         """A link to the best healthy worker not in `avoid`; that at `standby` has the text computed, and one that has
         `drafter` goes on with a run. Raises Unavailable when there is none."""
 
-    async def has_died(self, link: TargetLink) -> bool:
-        """Whether the process behind a link that is lost answers no more."""
+    async def without_guilt(self, deaths: Collection[Death]) -> set[str]:
+        """Incarnations of those that answer after all, or that another stream is known to have killed."""
 
     def num_other_deaths(self, incarnations: Collection[str]) -> int:
         """Workers lost of late, besides these, that no stream is known to have killed."""
 
     def killed(self, incarnations: Collection[str]) -> None:
-        """A stream has killed these."""
+        """A request has killed these."""
 
     def trial_begins(self, link: TargetLink) -> int:
         """A suspect's turn has come there. Its number."""
@@ -72,14 +74,22 @@ class TargetSide:
     once the stream itself is found to kill its workers.
     """
 
-    def __init__(self, stream: Stream, pool: TargetPool, wait_s: float = 0.0, standby: Standby | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        pool: TargetPool,
+        wait_s: float = 0.0,
+        standby: Standby | None = None,
+        suspicion: Suspicion | None = None,
+    ) -> None:
+        """suspicion: of the stream, as one of its request's."""
         self._stream = stream
         self._pool = pool
         self._wait_s = wait_s
         self._standby = standby
         self._link: TargetLink | None = None
         self._failover = Failover()
-        self._suspicion = Suspicion()
+        self._suspicion = suspicion or RequestSuspicion().of_stream()
         self._trial = 0
         """Number of its last one, on the worker where it was held."""
         self._epoch = 0
@@ -172,6 +182,7 @@ class TargetSide:
             link, self._link = self._link, None
             self._pool.disconnect(link)
             link.close()
+        self._suspicion.interrupted()
 
     async def _answer(self, question: Callable[[TargetLink], Awaitable[Timed]]) -> Timed:
         """Of the worker at hand, or of the first other one that lives to give it."""
@@ -191,6 +202,10 @@ class TargetSide:
             if self._standby is not None:
                 self._standby.make_way(link.address)
             num_suspect_tokens = num_tokens if self._suspicion.is_suspect else 0
+            if num_suspect_tokens:
+                await self._suspicion.take_turn()
+                if self._suspicion.request.is_convicted:
+                    raise self._poisoned("another choice of the request was the last to be tried")
             try:
                 await link.open_deferred(self._opening(num_suspect_tokens))
             except OutriderError as error:
@@ -249,11 +264,11 @@ class TargetSide:
     async def _lose(self, link: TargetLink, error: OutriderError) -> None:
         """Raises what the client should see where no other worker is to be asked."""
         cause, statistics = cause_of(error), self._stream.statistics
-        is_guilty = False
+        suspicion, is_guilty = self._suspicion, False
         if cause in DEADLY and link.was_asked:
             is_guilty = await self._is_guilty_of(link, cause)
-        else:
-            self._suspicion.interrupted()
+        if not is_guilty:
+            suspicion.interrupted()
         if cause:
             statistics.count_loss(cause, link.unheard_s)
         self._link = None
@@ -262,25 +277,32 @@ class TargetSide:
         if not cause:
             raise in_request_terms(error)
         if is_guilty:
-            self._pool.killed(self._suspicion.present_at)
+            self._pool.killed({death.incarnation for death in suspicion.request.deaths if not death.is_failure})
+            suspicion.convicted()
             statistics.count_poisoned()
-            raise Internal(
-                "target workers died or failed one after another while they computed this request, no other is asked; "
-                f"the last one: {error.message}",
-                reason="POISONED_REQUEST",
-            )
+            raise self._poisoned(f"the last one: {error.message}")
         self._failover.lost(error, cause, link.address, _now())
 
     async def _is_guilty_of(self, link: TargetLink, cause: str) -> bool:
         """Whether the stream has killed the worker that it is lost with."""
-        suspicion = self._suspicion
+        suspicion, request = self._suspicion, self._suspicion.request
         if self._pool.is_trial_over(link, self._trial):
             suspicion.interrupted()  # it had all its tokens there, although not all were heard of
-        if not suspicion.died(self._stream.log.length, link.incarnation):
-            return False
-        if cause != FAILED and not await self._pool.has_died(link):
-            return False  # a broken connection alone is no death
-        return not suspicion.is_spared(self._pool.num_other_deaths(suspicion.present_at))
+        suspicion.died(self._stream.log.length, Death(link.incarnation, link.address, cause == FAILED, cause == SILENT))
+        accused_at = _now()
+        while suspicion.is_accused:
+            request.absolved(await self._pool.without_guilt([d for d in request.deaths if not d.is_failure]))
+            if _now() >= accused_at + suspicion.doubt_s:
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+        return suspicion.is_accused and not suspicion.is_spared(self._pool.num_other_deaths(request.present_at))
+
+    def _poisoned(self, what: str) -> Internal:
+        return Internal(
+            "target workers died or failed one after another while they computed this request, no other is asked; "
+            f"{what}",
+            reason="POISONED_REQUEST",
+        )
 
     def _own_drafts(self, choice: Choice, link: TargetLink) -> tuple[str, int, tuple[int, ...]]:
         """What the worker is to draft at every step; nothing where it has not the drafter that the lost one had."""

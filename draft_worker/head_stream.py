@@ -40,7 +40,7 @@ class HeadStream(WorkerStream[HeadSession]):
         return out_of_step(header)
 
     async def _open(self, message: Any) -> None:
-        if not self._takes_opening(message.epoch):
+        if not self._takes_opening(message.epoch, message.worker_incarnation):
             return
         opening = convert.draft_open_from_pb(message)
         make = partial(self._held.session, opening, self._worker.counters, self._worker.grammars)

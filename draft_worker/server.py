@@ -130,7 +130,7 @@ class _DraftStream(WorkerStream[DraftSession]):
         return out_of_step(header)
 
     async def _open(self, message: draft_pb2.DraftOpen) -> None:
-        if not self._takes_opening(message.epoch):
+        if not self._takes_opening(message.epoch, message.worker_incarnation):
             return
         _refuse_features("open.features", message.features)
         opening = convert.draft_open_from_pb(message)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 DRAINING = "DRAINING"
 """Reason of a service that ends: what it refuses or hands over goes on at another one, with nothing lost."""
+OTHER_PROCESS = "OTHER_PROCESS"
+"""Reason of a worker that is not the process that was meant: another one answers at its address now."""
 PASS_FAILED = "PASS_FAILED"
 """Reason of a pass of the model that failed or hung, with all that were in it: one of them may be why, or none."""
 SESSION_LOST = "SESSION_LOST"

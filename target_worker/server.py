@@ -121,7 +121,7 @@ class _TargetStream(WorkerStream[TargetSession]):
         return Response(out_of_step=common_pb2.OutOfStep(header=convert.header_to_pb(header)))
 
     async def _open(self, message: target_pb2.TargetOpen) -> None:
-        if not self._takes_opening(message.epoch):
+        if not self._takes_opening(message.epoch, message.worker_incarnation):
             return
         opening = convert.target_open_from_pb(message)
         description = self._worker.loaded.description

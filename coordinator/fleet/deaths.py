@@ -1,4 +1,4 @@
-"""Target workers that were lost of late: whether they die anyway, whatever a stream does that is suspected of it. Pure.
+"""Workers that were lost of late: whether they die anyway, whatever a stream does that is suspected of it. Pure.
 
 What is counted are processes, by their incarnations, so that one that answers again was none, and one that several
 streams have lost was one. Those that were found to be killed by a stream say nothing about others.
@@ -17,7 +17,7 @@ MAX_REMEMBERED = 256
 
 
 class Deaths:
-    """Of all targets of one coordinator."""
+    """Of all workers of one kind of one coordinator."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,6 +33,7 @@ class Deaths:
     def answers(self, incarnation: str) -> None:
         """It was not dead."""
         self._lost_at.pop(incarnation, None)
+        self._explained.pop(incarnation, None)
 
     def explained(self, incarnations: Collection[str]) -> None:
         """A stream killed these."""
@@ -40,6 +41,14 @@ class Deaths:
             self._lost_at.pop(incarnation, None)
             self._explained[incarnation] = None
         bound(self._explained)
+
+    def has_died(self, incarnation: str) -> bool:
+        """Whether it was lost and has not answered since."""
+        return incarnation in self._lost_at or incarnation in self._explained
+
+    def is_explained(self, incarnation: str) -> bool:
+        """Whether a stream is known to have killed it."""
+        return incarnation in self._explained
 
     def num_besides(self, incarnations: Collection[str]) -> int:
         """Of late, of other processes than these, and for no known reason."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 
 from coordinator.fleet.deaths import Deaths
@@ -52,6 +52,7 @@ class WorkerDirectory:
         self._standings = Standings(settings)
         self.deaths, self.trials = Deaths(), Trials()
         """Of targets."""
+        self.draft_deaths = Deaths()
         self._sweeper: asyncio.Task[None] | None = None
         self._probe_timeout_s = max(PROBE_TIMEOUT_S, settings.peer_timeout_s)
 
@@ -121,6 +122,7 @@ class WorkerDirectory:
         cached: Mapping[str, int] = NOTHING_CACHED,
         numerics: str = "",
         standby: str = "",
+        others_at: Container[str] = (),
         num_cached_tokens: int = 0,
         max_draft_tokens: int = 0,
     ) -> WorkerRecord:
@@ -128,6 +130,7 @@ class WorkerDirectory:
 
         cached: tokens of the prompt that workers have probably computed, by address. numerics: fingerprint of the
         worker that had the stream before; empty: none had. standby: address of one that has its text computed.
+        others_at: addresses of those that have other choices of the request.
         num_cached_tokens, max_draft_tokens: of the stream at most. Where some worker that is known has room for them,
         those that have not are left out; where none has, the one that is asked says what is too much.
         """
@@ -143,6 +146,7 @@ class WorkerDirectory:
                 has_drafter=drafter in ("", *target_drafters(w)),
                 same_numerics=numerics in ("", w.told.model.numerics_fingerprint),
                 is_standby=w.address == standby,
+                has_others=w.address in others_at,
             )
             for w in healthy
         )
@@ -230,10 +234,16 @@ class WorkerDirectory:
                 self._probe_timeout_s,
                 self._dialer,
                 self._settings.max_request_s,
-                self.deaths if role == TARGET else None,
+                self.deaths if role == TARGET else self.draft_deaths,
             )
         worker.held_until[holder] = time.monotonic() + lease_s
         return worker
+
+    async def answers_as(self, address: str, incarnation: str, timeout_s: float) -> bool:
+        """Whether that process still answers at the address, as far as a worker is known there."""
+        leaving = {worker.address: worker for worker in self._leaving}
+        worker = self._workers.get(address) or leaving.get(address)
+        return worker is not None and await worker.answers_as(incarnation, timeout_s)
 
     def held(self, address: str, holder: str) -> WorkerRecord | None:
         """The worker there if `holder` holds it still."""

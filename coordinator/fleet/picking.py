@@ -26,7 +26,7 @@ Keys = Sequence[tuple[int, int]]
 @dataclass(frozen=True, slots=True)
 class Target(Generic[W]):
     """load: streams on it, of all coordinators. cached: tokens of the prompt that it has probably computed already.
-    is_standby: it has followed the stream."""
+    is_standby: it has followed the stream. has_others: it has other choices of the same request."""
 
     worker: W
     load: int
@@ -34,6 +34,7 @@ class Target(Generic[W]):
     has_drafter: bool = True
     same_numerics: bool = True
     is_standby: bool = False
+    has_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,12 @@ class Draft(Generic[W]):
 
 
 def best_target(targets: Iterable[Target[W]]) -> W | None:
-    """One with the numerics of the worker before it, the standby, one with the wanted drafter, where there is such; of
+    """One with the numerics of the worker before it, the standby, one with the request's other choices, which have the
+    same prompt and whatever else the request may do to a worker, one with the wanted drafter, where there is such; of
     these the one that has most of the prompt, unless others are much less loaded; else the least loaded, the first of
     several."""
     found = list(targets)
-    for wanted in ("same_numerics", "is_standby", "has_drafter"):
+    for wanted in ("same_numerics", "is_standby", "has_others", "has_drafter"):
         found = [t for t in found if getattr(t, wanted)] or found
     if not found:
         return None

@@ -147,6 +147,7 @@ class WorkerRecord:
             found = await self._describe(without_tokenizer=True, timeout_s=timeout_s)
         except OutriderError:
             return False
+        self._deaths.answers(found.incarnation)
         return found.incarnation == incarnation
 
     async def close(self) -> None:

@@ -211,6 +211,7 @@ def _opening_to_pb(opening: Opening) -> dict[str, Any]:
         "stopping": stopping_to_pb(opening.stopping),
         "tenant": opening.tenant,
         "features": opening.features,
+        "worker_incarnation": opening.worker_incarnation,
     }
 
 
@@ -224,6 +225,7 @@ def _opening_from_pb(message: draft_pb2.DraftOpen | target_pb2.TargetOpen) -> di
         "stopping": stopping_from_pb(message.stopping),
         "tenant": message.tenant,
         "features": message.features,
+        "worker_incarnation": message.worker_incarnation,
     }
 
 

@@ -71,7 +71,8 @@ class Branches:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
     """The whole truth about a stream. `committed_ids` is output committed before this opening. `features`: states of
-    the target that verdicts carry and drafts are made from, comma separated."""
+    the target that verdicts carry and drafts are made from, comma separated. `worker_incarnation`: of the process that
+    is meant; empty: whichever answers at the address."""
 
     epoch: int
     prompt_ids: Sequence[int]
@@ -81,6 +82,7 @@ class Opening:
     session_id: bytes = bytes(16)
     tenant: str = ""
     features: str = ""
+    worker_incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

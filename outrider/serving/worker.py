@@ -62,6 +62,8 @@ class Worker:
     equipment: Equipment
     grammars: GrammarVocabulary
     tracing: Tracing = UNTRACED
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells this process from others at its address."""
     _streams: set[SessionStream[Any, Any]] = field(default_factory=set)
 
     @property
@@ -242,7 +244,7 @@ def _describe(
     description.target_fingerprints.extend(equipment.target_fingerprints)
     if isinstance(worker.settings, DraftWorkerSettings) and worker.loaded.translator is None:
         description.max_ahead_branches = 0 if equipment.drafters else worker.settings.ahead_branches
-    description.incarnation = uuid.uuid4().hex
+    description.incarnation = worker.incarnation
     if worker.settings.model_name:
         description.model = worker.settings.model_name
     description.versions["outrider"] = version("outrider")

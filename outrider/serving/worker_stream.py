@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from outrider.errors import InvalidArgument
+from outrider.errors import OTHER_PROCESS, InvalidArgument, Unavailable
 from outrider.lm.interface import Program, T
 from outrider.serving.daemon_threads import DaemonThreads
 from outrider.serving.engine_watch import refuse_if_broken
@@ -73,8 +73,15 @@ class WorkerStream(ABC, Generic[S]):
     def _free(self) -> None:
         """Ends the session, if there is one, and gives back all that it held."""
 
-    def _takes_opening(self, epoch: int) -> bool:
-        """False: a stale one, counted. Raises Unavailable for a new session while the worker drains, or is broken."""
+    def _takes_opening(self, epoch: int, worker_incarnation: str) -> bool:
+        """False: a stale one, counted. Raises Unavailable where another process is meant, and for a new session while
+        the worker drains, or is broken."""
+        if worker_incarnation not in ("", self._worker.incarnation):
+            raise Unavailable(
+                "another process than the one that the session is meant for answers here: describe it again",
+                reason=OTHER_PROCESS,
+                retry_delay_s=0.0,
+            )
         if self._session is None:
             self._worker.server.refuse_if_draining()
             refuse_if_broken(self._worker.engine.health)

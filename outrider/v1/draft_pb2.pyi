@@ -38,7 +38,7 @@ class DraftServiceSessionResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[DraftOpened, _Mapping]] = ..., proposal: _Optional[_Union[DraftProposal, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., branches: _Optional[_Union[DraftBranches, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., begun: _Optional[_Union[DraftBegun, _Mapping]] = ..., drawn: _Optional[_Union[DraftDrawn, _Mapping]] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "max_q_entries", "drafter", "tenant", "features", "target_fingerprint")
+    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "max_q_entries", "drafter", "tenant", "features", "target_fingerprint", "worker_incarnation")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class DraftOpen(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -61,7 +62,8 @@ class DraftOpen(_message.Message):
     tenant: str
     features: str
     target_fingerprint: str
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., max_q_entries: _Optional[int] = ..., drafter: _Optional[str] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., target_fingerprint: _Optional[str] = ...) -> None: ...
+    worker_incarnation: str
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., max_q_entries: _Optional[int] = ..., drafter: _Optional[str] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., worker_incarnation: _Optional[str] = ...) -> None: ...
 
 class DraftOpened(_message.Message):
     __slots__ = ("context_length",)

@@ -40,7 +40,7 @@ class TargetServiceSessionResponse(_message.Message):
     def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., out_of_step: _Optional[_Union[_common_pb2.OutOfStep, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureRows, _Mapping]] = ..., ready: _Optional[_Union[TargetReady, _Mapping]] = ...) -> None: ...
 
 class TargetOpen(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs", "features_start", "deferred", "num_suspect_tokens", "fresh_seed", "tell_drafted")
+    __slots__ = ("session_id", "epoch", "prompt_ids", "committed_ids", "sampling", "stopping", "logprobs", "top_logprobs", "max_draft_tokens", "tenant", "features", "priority", "prompt_logprobs", "features_start", "deferred", "num_suspect_tokens", "fresh_seed", "tell_drafted", "worker_incarnation")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class TargetOpen(_message.Message):
     NUM_SUSPECT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FRESH_SEED_FIELD_NUMBER: _ClassVar[int]
     TELL_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -77,7 +78,8 @@ class TargetOpen(_message.Message):
     num_suspect_tokens: int
     fresh_seed: bool
     tell_drafted: bool
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ..., deferred: _Optional[bool] = ..., num_suspect_tokens: _Optional[int] = ..., fresh_seed: _Optional[bool] = ..., tell_drafted: _Optional[bool] = ...) -> None: ...
+    worker_incarnation: str
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.ResolvedSampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.ResolvedStopping, _Mapping]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., features: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., features_start: _Optional[int] = ..., deferred: _Optional[bool] = ..., num_suspect_tokens: _Optional[int] = ..., fresh_seed: _Optional[bool] = ..., tell_drafted: _Optional[bool] = ..., worker_incarnation: _Optional[str] = ...) -> None: ...
 
 class TargetIngest(_message.Message):
     __slots__ = ("header", "committed_ids")

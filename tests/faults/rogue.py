@@ -96,7 +96,7 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
     async def Session(self, requests, context):
         call = draft_pb2_grpc.DraftServiceStub(self._channel).Session()
 
-        task = asyncio.create_task(forward(requests, call))
+        task = asyncio.create_task(forward(self._to_the_worker(requests), call))
         previous = None
         try:
             async for response in call:
@@ -116,6 +116,13 @@ class RogueDraft(draft_pb2_grpc.DraftServiceServicer, worker_pb2_grpc.WorkerServ
         finally:
             task.cancel()
             call.cancel()
+
+    async def _to_the_worker(self, requests):
+        async for request in requests:
+            if self.incarnation and request.WhichOneof("message") == "open":
+                assert request.open.worker_incarnation == self.incarnation
+                request.open.ClearField("worker_incarnation")
+            yield request
 
     async def _spoil(self, response, previous):
         fault = self._random.choice(self.faults)

@@ -155,6 +155,17 @@ class Fleet:
         )
         return ", ".join(f"{number} {what}" for what, number in sorted(found.items()))
 
+    def own_connections(self) -> str:
+        """Of this process, which has the clients and the relays, for people: to whom they lead."""
+        names = {f"127.0.0.1:{service.port}": name for name, service in self.services.items()}
+        names |= {relay.address: " ".join(link) for link, relay in self.relays.items()}
+        found = Counter(
+            f"{connection.status} to {names.get(f'{connection.raddr.ip}:{connection.raddr.port}', 'a caller')}"
+            for connection in psutil.Process().net_connections("tcp")
+            if connection.raddr
+        )
+        return ", ".join(f"{number} {what}" for what, number in sorted(found.items()))
+
     def _flags(self, service: Service) -> dict[str, Any]:
         flags = {**COMMON, **PINGS, "port": service.port, "metrics_port": service.metrics_port}
         if service.role == "coordinator":

@@ -227,6 +227,7 @@ class Soak:
                 return []
         for name in SERVICES:
             self._tell(f"{name} is connected: {self._fleet.connections(name)}")
+        self._tell(f"clients and relays are connected: {self._fleet.own_connections()}")
         return found
 
 

@@ -257,3 +257,21 @@ async def test_a_worker_tells_what_its_passes_cost():
         assert [(timing.prefill, timing.min_sequences, timing.max_sequences) for timing in timings] == [(False, 1, 1)]
         assert timings[0].num_passes >= 12
         assert convert_worker.timing_from_pb(timings[0]).ms(1, 10) >= 1.5, "2 ms are slept in a pass"
+
+
+async def test_a_session_that_is_meant_for_another_process_is_refused_by_either_worker():
+    async with running_target() as target, running_draft() as draft:
+        for worker, call, opening in (
+            (target, target.target.Session, target_opening),
+            (draft, draft.draft.Session, draft_opening),
+        ):
+            incarnation = (await worker.describe()).incarnation
+            session = call()
+            await session.write(open_request(opening(worker_incarnation="another")))
+            error = await failure(session)
+            assert (error.status, error.reason) == ("UNAVAILABLE", "OTHER_PROCESS")
+            session = call()
+            await ask(session, open_request(opening(worker_incarnation=incarnation)))
+            await session.write(open_request(opening(epoch=2, worker_incarnation="another")))
+            assert (await failure(session)).reason == "OTHER_PROCESS", "an open one too"
+            await worker.wait_idle()

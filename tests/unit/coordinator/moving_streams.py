@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 import coordinator.failover as failover
+import coordinator.suspicion as suspicion
+import coordinator.verifying as verifying
 from coordinator.fleet.deaths import Deaths
 from coordinator.fleet.trials import Trials
 from coordinator.gamma.policy import Candidate
 from coordinator.peer import WORKER_LOST, WORKER_SILENT
 from coordinator.request import ResolvedRequest
 from coordinator.stream import Stream
+from coordinator.suspicion import RequestSuspicion
 from coordinator.target_link import Timed
 from coordinator.text.tokenizer import ToyCodec
 from coordinator.verifying import TargetSide
@@ -46,6 +49,9 @@ DRAFTS = SealedProposal(3, "model")
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "FIRST_PAUSE_S", 1e-4)
     monkeypatch.setattr(failover, "MAX_PAUSE_S", 1e-3)
+    monkeypatch.setattr(suspicion, "DOUBT_S", 0.01)
+    monkeypatch.setattr(suspicion, "SILENT_DOUBT_S", 0.05)
+    monkeypatch.setattr(verifying, "ASK_AGAIN_S", 0.005)
 
 
 class Link:
@@ -67,6 +73,7 @@ class Link:
 
     async def verify(self, proposal: SealedProposal) -> Timed:
         self.pool.questions.append((self.address, proposal.num_draft_tokens))
+        await asyncio.sleep(0)
         self._fails("computes", was_asked=True)
         return self._token()
 
@@ -115,6 +122,8 @@ class Pool:
         self.num_open = 0
         self.work_ms = 0.0
         self.dies = True
+        self.lives: set[str] = set()
+        """Incarnations of those that answer after all."""
         self.deaths, self.trials = Deaths(), Trials()
         self.changed = asyncio.Event()
 
@@ -129,8 +138,13 @@ class Pool:
                 return Link(self, address)
         raise Unavailable("nobody left")
 
-    async def has_died(self, link: Any) -> bool:
-        return self.dies
+    async def without_guilt(self, deaths: Any) -> set[str]:
+        asked = {death.incarnation for death in deaths}
+        explained = {incarnation for incarnation in asked if self.deaths.is_explained(incarnation)}
+        alive = asked & self.lives if self.dies else asked
+        for incarnation in alive:
+            self.deaths.answers(incarnation)
+        return explained | alive
 
     def num_other_deaths(self, incarnations: Any) -> int:
         return self.deaths.num_besides(incarnations)
@@ -181,6 +195,15 @@ class Counts:
 
     def poisoned(self) -> None:
         self.num_poisoned += 1
+
+
+def another_choice(pool: Pool, suspicion: RequestSuspicion) -> tuple[TargetSide, Pool]:
+    """Of the same request, over the same workers."""
+    stream = Stream(dataclasses.replace(REQUEST), len(suspicion.streams), ToyCodec(94))
+    other = Pool(stream, *pool.addresses)
+    other.faults, other.deaths, other.trials = pool.faults, pool.deaths, pool.trials
+    other.openings, other.questions, other.suspected = pool.openings, pool.questions, pool.suspected
+    return TargetSide(stream, other, suspicion=suspicion.of_stream()), other
 
 
 def make(*addresses: str, wait_s: float = 30.0) -> tuple[TargetSide, Pool, Stream, Counts]:

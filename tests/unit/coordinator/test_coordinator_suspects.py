@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
-from moving_streams import DIED, DRAFTS, DRAINS, FULL, SILENT, begun, no_pauses  # noqa: F401  # the fixture
+import asyncio
 
+import pytest
+from moving_streams import (
+    DIED,
+    DRAFTS,
+    DRAINS,
+    FULL,
+    SILENT,
+    another_choice,
+    begun,
+    make,
+    no_pauses,  # noqa: F401  # the fixture
+)
+
+import coordinator.suspicion as suspicion_module
+from coordinator.fleet.deaths import Deaths
 from coordinator.gamma.policy import Choice
 from coordinator.suspicion import (
     CLOSE_TOKENS,
@@ -12,8 +26,10 @@ from coordinator.suspicion import (
     MAX_CLOSE_DEATHS,
     MAX_TRIAL_TOKENS,
     TRIAL_TOKENS,
+    RequestSuspicion,
     trial_tokens,
 )
+from coordinator.verifying import TargetSide
 from outrider.errors import Internal, Unavailable
 
 
@@ -40,6 +56,105 @@ async def test_a_worker_that_still_answers_was_not_killed() -> None:
     assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
     assert pool.suspected == [0, 1, 1]
     assert not counts.num_poisoned
+
+
+async def test_one_that_answers_after_all_was_no_death_whichever_it_was() -> None:
+    for alive in "ab":
+        side, pool, _, counts = await begun("a", "b", "c", "d")
+        pool.lives = {f"process at {alive}"}
+        for address in "ab":
+            pool.faults[address, "computes"] = [DIED]
+        await side.verify(DRAFTS)
+        assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
+        assert pool.suspected == [0, 1, 1], "of the other one it is a suspect still"
+        assert not counts.num_poisoned
+
+    side, pool, _, counts = await begun("a", "b", "c", "d")
+    pool.lives = {"process at a"}
+    for address in "abc":
+        pool.faults[address, "computes"] = [DIED]
+    with pytest.raises(Internal):
+        await side.verify(DRAFTS)
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)], "the second that died"
+
+
+async def test_silent_workers_are_waited_for_before_a_stream_is_found_guilty() -> None:
+    side, pool, _, counts = await begun("a", "b", "c")
+    pool.faults["a", "computes"] = [SILENT]
+    pool.faults["b", "computes"] = [SILENT]
+    suspicion_module.SILENT_DOUBT_S = 10.0
+    going_on = asyncio.create_task(side.verify(DRAFTS))
+    await asyncio.sleep(0.05)
+    assert not going_on.done()
+    pool.lives = {"process at a"}  # it stood still, and goes on
+    await going_on
+    assert pool.questions == [("a", 3), ("b", 3), ("c", 3)]
+    assert not counts.num_poisoned
+
+
+async def test_what_another_request_was_found_to_have_killed_does_not_count() -> None:
+    side, pool, stream, counts = await begun("a", "b", "c", "d")
+    pool.faults["a", "computes"] = [DIED]
+    stream.commit((await side.verify(DRAFTS)).verdict)
+    pool.deaths.explained({"process at a"})
+    pool.faults["b", "computes"] = [DIED]
+    stream.commit((await side.verify(DRAFTS)).verdict)
+    pool.faults["c", "computes"] = [DIED]
+    pool.deaths.explained({"process at b"})
+    await side.verify(DRAFTS)
+    assert not counts.num_poisoned
+
+    side, pool, stream, counts = await begun("a", "b")
+    for _ in range(3 * MAX_CLOSE_DEATHS):  # others' deadly requests, each found out
+        address = pool.openings[-1][0]
+        pool.faults = {(address, "computes"): [DIED]}
+        stream.commit((await side.verify(DRAFTS)).verdict)
+        pool.deaths.explained({f"process at {address}"})
+    assert not counts.num_poisoned
+
+
+@pytest.mark.parametrize("num_choices", [2, 5])
+async def test_a_request_with_many_choices_kills_no_more_workers_than_one_with_one(num_choices: int) -> None:
+    workers = [f"worker {number}" for number in range(9)]
+    _, pool, _, _ = make(*workers)
+    pool.deaths = Deaths()
+    suspicion = RequestSuspicion()
+    choices = [another_choice(pool, suspicion) for _ in range(num_choices)]
+    for side, _ in choices:
+        await side.open()
+    dead: set[str] = set()
+
+    def kills(address: str, moment: str) -> Unavailable | None:
+        if moment != "computes" and address not in dead:
+            return None
+        dead.add(address)
+        return DIED
+
+    for _, other in choices:
+        other.error_at = kills  # type: ignore[method-assign]
+
+    async def goes_on(side: TargetSide) -> None:
+        try:
+            await side.verify(DRAFTS)
+        finally:
+            side.close()
+
+    ends = await asyncio.gather(*(goes_on(side) for side, _ in choices), return_exceptions=True)
+    assert dead == {"worker 0", "worker 1"}
+    assert [getattr(end, "reason", "") for end in ends] == ["POISONED_REQUEST"] * num_choices
+
+
+async def test_choices_of_a_request_are_tried_one_at_a_time_and_all_go_on() -> None:
+    _, pool, _, _ = make("a", "b")
+    suspicion = RequestSuspicion()
+    choices = [another_choice(pool, suspicion) for _ in range(4)]
+    for side, _ in choices:
+        await side.open()
+    pool.faults["a", "computes"] = [DIED] * 4
+    await asyncio.gather(*(side.verify(DRAFTS) for side, _ in choices))
+    assert pool.suspected == [0] * 4 + [1] * 4
+    assert not any(stream.is_suspect for stream in suspicion.streams)
+    assert not suspicion.alone.locked()
 
 
 async def test_where_workers_die_anyway_a_suspect_is_tried_alone_once_more_and_no_further_time() -> None:

@@ -49,3 +49,17 @@ def test_its_memory_is_bounded() -> None:
         deaths.lost(f"lost {number}")
         deaths.explained({f"killed {number}"})
     assert deaths.num_besides(()) == MAX_REMEMBERED
+
+
+def test_what_has_died_is_known_until_it_answers_and_so_is_what_a_stream_has_killed() -> None:
+    deaths = Deaths(Clock())
+    deaths.lost("a")
+    deaths.explained({"b"})
+    assert deaths.has_died("a")
+    assert deaths.has_died("b")
+    assert not deaths.has_died("c")
+    assert (deaths.is_explained("a"), deaths.is_explained("b")) == (False, True)
+    for incarnation in "ab":
+        deaths.answers(incarnation)
+        assert not deaths.has_died(incarnation)
+        assert not deaths.is_explained(incarnation)

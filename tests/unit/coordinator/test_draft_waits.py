@@ -11,7 +11,8 @@ import pytest
 
 from coordinator import drafting
 from coordinator.draft_link import DraftLate
-from coordinator.drafting import FIRST_WAIT_S, MIN_WAIT_S, WAIT_FACTOR, Avoided, DraftSide
+from coordinator.draft_losses import Avoided
+from coordinator.drafting import FIRST_WAIT_S, MIN_WAIT_S, WAIT_FACTOR, DraftSide
 from coordinator.fleet.breaker import BreakerLimits, Circuit, CircuitBreaker
 from coordinator.fleet.standing import Conduct, Standing
 from coordinator.gamma.policy import Choice

@@ -39,6 +39,8 @@ NAMESPACE = ("weights", "tenant")
         ([Target("a", 0, has_drafter=False), Target("b", 9, same_numerics=False)], "a"),
         ([Target("a", 0, cached=512), Target("b", 9, has_drafter=False, is_standby=True)], "b"),
         ([Target("a", 0), Target("b", 0, is_standby=True, same_numerics=False)], "a"),
+        ([Target("a", 0, cached=512), Target("b", 90, has_drafter=False, has_others=True)], "b"),
+        ([Target("a", 0), Target("b", 0, has_others=True, same_numerics=False)], "a"),
     ],
 )
 def test_target_by_numerics_drafter_prefix_and_load(targets: list[Target[str]], best: str | None) -> None:
