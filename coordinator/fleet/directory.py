@@ -130,7 +130,7 @@ class WorkerDirectory:
 
         cached: tokens of the prompt that workers have probably computed, by address. numerics: fingerprint of the
         worker that had the stream before; empty: none had. standby: address of one that has its text computed.
-        others_at: addresses of those that have other choices of the request.
+        others_at: addresses of those that have other choices of the request, which it joins where there is room.
         num_cached_tokens, max_draft_tokens: of the stream at most. Where some worker that is known has room for them,
         those that have not are left out; where none has, the one that is asked says what is too much.
         """
@@ -146,7 +146,7 @@ class WorkerDirectory:
                 has_drafter=drafter in ("", *target_drafters(w)),
                 same_numerics=numerics in ("", w.told.model.numerics_fingerprint),
                 is_standby=w.address == standby,
-                has_others=w.address in others_at,
+                has_others=w.address in others_at and w.takes_now(num_cached_tokens),
             )
             for w in healthy
         )

@@ -126,6 +126,11 @@ class WorkerRecord:
             and self.num_blocks_of(num_cached_tokens) <= capacity.num_blocks
         )
 
+    def takes_now(self, num_cached_tokens: int) -> bool:
+        """Whether one more such stream runs there at once, as a target, without waiting for others."""
+        num_blocks = self.num_promised_blocks + self.num_blocks_of(num_cached_tokens)
+        return self.limits().allow(self.num_sessions + 1, num_blocks * max(1, self.told.capacity.block_size))
+
     def num_blocks_of(self, num_cached_tokens: int) -> int:
         """What a stream that caches so many tokens at most is promised there, as a target."""
         return -(-num_cached_tokens // max(1, self.told.capacity.block_size))

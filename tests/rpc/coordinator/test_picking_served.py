@@ -98,3 +98,25 @@ async def test_after_a_loss_the_same_numerics_are_asked_for(monkeypatch: pytest.
     assert tuple(token_ids) == tuple(plain.token_ids)
     assert fingerprint
     assert asked == ["", "", fingerprint]
+
+
+@pytest.mark.parametrize(("num_tokens", "spread"), [(100, [[0, 4], [4, 0]]), (300, [[2, 2]])])
+async def test_choices_of_a_request_stay_together_where_there_is_room_for_them(
+    num_tokens: int, spread: list[list[int]]
+) -> None:
+    """Of 45 blocks each target promises 19 to a text of 300 tokens, and 7 to one of 100."""
+    target = f"{TOY},pass_ms=5,blocks=45"
+    async with in_process_stack(target, None, num_targets=2, target_worker={"cache_overcommit": 1.0}) as stack:
+        async with Client(stack.address, timeout_s=60) as client:
+
+            async def ends() -> None:
+                options = {"n": 4, "temperature": 1.0, "num_speculative_tokens": 0, "ignore_eos": True}
+                async for _ in client.generate([1, 2, 3], max_tokens=num_tokens, **options):
+                    pass
+
+            request = asyncio.create_task(ends())
+            while sum(now := await sessions(client, stack)) != 4:
+                assert not request.done()
+                await asyncio.sleep(0.005)
+            assert now in spread
+            await request
