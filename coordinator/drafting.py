@@ -41,17 +41,19 @@ NO_DRAFT_WORKER = "no-draft-worker"
 """The reason of a round that would have asked one, had there been any, and had nothing else to choose from."""
 RESTING = "draft-resting"
 """The same where draft workers died in a row under the stream's request."""
+LATE_DRAFT, LOST_DRAFT = "draft-late", "draft-lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """`wait_ms` is time lost to a proposal that did not come. `ahead`: HIT, LATE or MISS where branches were wanted in
-    the round before; LATE: after `branch_wait_ms`. `build_ms`: what the worker took for the branches that came last.
-    `catch_up_ms`: of its time, for coming level with a text that it was behind of."""
+    """`wait_ms` is time lost to a proposal that did not come, and why: `why_none`. `ahead`: HIT, LATE or MISS where
+    branches were wanted in the round before; LATE: after `branch_wait_ms`. `build_ms`: what the worker took for the
+    branches that came last. `catch_up_ms`: of its time, for coming level with a text that it was behind of."""
 
     proposal: SealedProposal
     network_ms: float = 0.0
     wait_ms: float = 0.0
+    why_none: str = ""
     ahead: str = ""
     branch_wait_ms: float = 0.0
     build_ms: float = 0.0
@@ -199,11 +201,11 @@ class DraftSide:
             why = f"{'a first' if is_first else 'a'} proposal had not come after {elapsed_ms:.0f} ms"
             lost_s, num_streams = elapsed_ms / 1000, self._pool.num_streams(link)
             standing.failed(time.monotonic(), why, lost_s, num_streams, is_first)
-            return Drafted(SealedProposal(), wait_ms=elapsed_ms)
+            return Drafted(SealedProposal(), wait_ms=elapsed_ms, why_none=LATE_DRAFT)
         except OutriderError as error:
             elapsed_ms = 1000 * (time.perf_counter() - started)
             self._lose(error, elapsed_ms / 1000)
-            return Drafted(SealedProposal(), wait_ms=elapsed_ms)
+            return Drafted(SealedProposal(), wait_ms=elapsed_ms, why_none=LOST_DRAFT)
         elapsed_ms = 1000 * (time.perf_counter() - started)
         network_ms = max(0.0, elapsed_ms - proposal.draft_ms)
         # a worker that was level has nothing to come level with, whatever it says
@@ -304,9 +306,9 @@ class DraftSide:
             is_ready = link.ready()
         except OutriderError as error:
             self._lose(error)
-            return "draft-lost"
+            return LOST_DRAFT
         if not is_ready:
-            return "draft-opening" if link.late_s > MOVE_AFTER_S and self._moves(link, now) else "draft-late"
+            return "draft-opening" if link.late_s > MOVE_AFTER_S and self._moves(link, now) else LATE_DRAFT
         why_not = link.conduct.standing.why_not(self, now)
         if why_not:
             return "draft-opening" if self._moves(link, now, leaves=why_not == QUARANTINED) else why_not

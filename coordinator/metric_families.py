@@ -22,7 +22,7 @@ FALLBACKS = tuple(
 )
 """Reasons of rounds that a draft worker could not take part in."""
 NO_PROPOSAL = "no-proposal"
-"""The cause of a round whose drafter was asked and gave nothing to verify: late, lost, or dropped as malformed."""
+"""The cause of a round whose drafter answered and gave nothing to verify: it had nothing, or what cannot be."""
 SPEC = f"{PREFIX}spec_decode_"
 BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of histograms of drafts a round."""

@@ -171,7 +171,7 @@ class RoundLoop:
             self._draft.verified(verdict)
         # what the target cut off were the last drafts
         num_local = max(0, num_local - (drafted.proposal.num_draft_tokens - verdict.num_draft_tokens))
-        reason = "draft-late" if drafted.wait_ms and local_drafter else choice.reason
+        reason = drafted.why_none or choice.reason
         by = Drafting(choice.drafter, reason, local_drafter, num_local, choice.expected_tokens_per_s, round_ms)
         num_accepted = self._commit(timed, choice, round_ms, drafted, by)
         if choice.drafter not in ("", local_drafter):
@@ -296,7 +296,7 @@ class RoundLoop:
         )
         verdict, statistics = timed.verdict, self._stream.statistics
         network_ms = timed.network_ms + drafted.network_ms
-        draft_ms = proposal.draft_ms + drafted.branch_wait_ms
+        draft_ms = proposal.draft_ms + drafted.branch_wait_ms + drafted.wait_ms
         statistics.draft_ms += draft_ms
         statistics.verify_ms += timed.work_ms
         statistics.network_ms += network_ms

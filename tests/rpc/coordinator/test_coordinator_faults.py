@@ -275,8 +275,8 @@ async def test_a_late_proposal_is_dropped_whole_and_the_stream_does_not_wait(mon
         assert answer.speculation.num_dropped_proposals > 0
         assert answer.speculation.num_draft_failures == 0
         assert answer.speculation.num_accepted_draft_tokens > 0
-        reasons = {chunk.step.reason for chunk in answer.chunks if chunk.step is not None}
-        assert "draft-late" in reasons
+        late = [c.step for c in answer.chunks if c.step is not None and c.step.reason == "draft-late"]
+        assert any(step.draft_ms >= 19 for step in late), "a round that waited in vain says so, and how long"
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])

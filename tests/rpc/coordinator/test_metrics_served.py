@@ -18,7 +18,7 @@ from scraping import by_label, get, scrape, total
 from stack import in_process_stack, start
 
 import coordinator.server
-from coordinator.drafting import NO_DRAFT_WORKER, RESTING, DraftSide
+from coordinator.drafting import LATE_DRAFT, LOST_DRAFT, NO_DRAFT_WORKER, RESTING, DraftSide
 from coordinator.features import FeatureFeed
 from coordinator.fleet.standing import CIRCUIT_OPEN, QUARANTINED
 from coordinator.metric_families import FALLBACKS
@@ -211,7 +211,7 @@ def test_causes_are_the_reasons_that_the_draft_side_gives() -> None:
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.IfExp):
                 returned |= {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
     words = {word for word in returned if isinstance(word, str)} - {""}
-    assert words | {CIRCUIT_OPEN, NO_DRAFT_WORKER, QUARANTINED, RESTING} == set(FALLBACKS)
+    assert words | {CIRCUIT_OPEN, LATE_DRAFT, LOST_DRAFT, NO_DRAFT_WORKER, QUARANTINED, RESTING} == set(FALLBACKS)
 
 
 def test_every_reason_is_explained() -> None:
