@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from stack import Stack, in_process_stack
 
 from outrider import Client
+from outrider.errors import OTHER_PROCESS
 from outrider.serving.channel import open_channel
-from outrider.serving.status import is_from_transport
+from outrider.serving.status import from_rpc_error, is_from_transport
 from outrider.v1 import draft_pb2, generation_pb2, target_pb2, worker_pb2
 
 SERVICES = {
@@ -35,9 +36,10 @@ SERVICES = {
 }
 OURS = {
     "OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "ABORTED", "UNIMPLEMENTED",
-    "DEADLINE_EXCEEDED",
+    "DEADLINE_EXCEEDED", OTHER_PROCESS,
 }  # fmt: skip
-"""A lone message is no reason for any other: not INTERNAL, UNKNOWN or UNAVAILABLE."""
+"""A lone message is no reason for any other: not INTERNAL or UNKNOWN, nor UNAVAILABLE but for a process that it is not
+meant for."""
 PATIENCE_S = 30.0
 TOY = "toy:vocab=16,seed=1,blocks=400"
 TYPE = FieldDescriptor
@@ -148,7 +150,8 @@ async def status(channel: grpc.aio.Channel, method: MethodDescriptor, sent: list
     except grpc.aio.AioRpcError as error:
         if error.details() == LOST_RACE and is_from_transport(error):
             return await status(channel, method, sent, metadata)
-        return error.code().name
+        reason = from_rpc_error(error).reason
+        return reason if reason == OTHER_PROCESS else error.code().name
     return "OK"
 
 
