@@ -33,7 +33,7 @@ TRIAL_TOKENS = 4
 """Of a run: a worker that dies may have decided so many that were never heard of, and those of LATE_MS."""
 LATE_MS = 250.0
 """On a busy machine news of a token may be so late, and are lost with the worker that sent them."""
-MAX_TRIAL_TOKENS = 64
+MAX_TRIAL_TOKENS = 128
 CLOSE_TOKENS = 32
 MAX_CLOSE_DEATHS = 8
 """In a row, with fewer than CLOSE_TOKENS tokens from each to the next."""
