@@ -33,7 +33,7 @@ TRIAL_TOKENS = 4
 """Of a run: a worker that dies may have decided so many that were never heard of, and those of LATE_MS."""
 LATE_MS = 250.0
 """On a busy machine news of a token may be so late, and are lost with the worker that sent them."""
-MAX_TRIAL_TOKENS = 128
+MAX_TRIAL_TOKENS = 64
 CLOSE_TOKENS = 32
 MAX_CLOSE_DEATHS = 8
 """In a row, with fewer than CLOSE_TOKENS tokens from each to the next."""
@@ -132,11 +132,12 @@ class Suspicion:
 
     def died(self, length: int, death: Death) -> None:
         """A worker died, or fell silent, while it computed the stream, whose log had this length."""
-        if length - self._died_at >= CLOSE_TOKENS:
+        self._died_on_trial = self._num_trial_tokens > 0
+        # a trial is about the death before it, however long it is
+        if length - self._died_at >= CLOSE_TOKENS and not self._died_on_trial:
             self.deaths, self._num_spared = [], 0
         self._died_at = length
         self.deaths.append(death)
-        self._died_on_trial = self._num_trial_tokens > 0
         self._is_suspect, self._num_trial_tokens = True, 0
 
     @property

@@ -241,6 +241,18 @@ async def test_a_run_is_on_trial_for_as_many_tokens_as_its_dead_worker_may_have_
     assert len(stream.log.output_ids) == 51
 
 
+async def test_a_trial_that_is_longer_than_deaths_are_close_finds_its_stream_guilty_all_the_same() -> None:
+    side, pool, stream, counts = await begun("a", "b", "c")
+    pool.work_ms = LATE_MS / 50
+    pool.faults["a", "computes"] = [None, None, DIED]  # type: ignore[list-item]
+    pool.faults["b", "computes"] = [*[None] * (CLOSE_TOKENS + 10), DIED]  # type: ignore[list-item]
+    with pytest.raises(Internal):
+        async for timed in side.decode(Choice("", 0, "off", credit_tokens=100)):
+            stream.commit(timed.verdict)
+    assert pool.suspected == [0, 50], "no third worker"
+    assert counts.num_poisoned == 1
+
+
 async def test_a_quick_run_is_on_trial_for_what_was_decided_while_news_were_late() -> None:
     """Else the one that killed the first worker is cleared, and another one is on trial when it kills the second."""
     side, pool, stream, _ = await begun("a", "b", "c")
