@@ -47,6 +47,11 @@ class Fleet:
         await self.children[name].stop(grace_s)
         await self._start(name)
 
+    @property
+    def dead(self) -> list[str]:
+        """Names of those that have ended."""
+        return [name for name, child in self.children.items() if child.exit_code is not None]
+
     def at(self, address: str) -> str:
         """The name of what serves there."""
         return next(name for name, child in self.children.items() if child.address == address)

@@ -16,13 +16,13 @@ import pytest
 from conftest import scaled
 from faults.processes import Fleet
 from faults.soak.relay import Relay
+from faults.texts import PATIENCE_S, Text, healthy
 
 import outrider
 from outrider.errors import OutriderError
 
 TOY = "toy:vocab=24,seed=5,order=3,blocks=600"
 DEADLY = 17
-PATIENCE_S = 120.0
 PLAIN: dict[str, Any] = {"temperature": 0.0, "num_speculative_tokens": 0}
 SHUNNED = {**PLAIN, "logit_bias": {DEADLY: -100.0}}
 
@@ -55,12 +55,6 @@ async def fleet(target: str, num_targets: int, draft: str = "", num_drafts: int 
                 await relay.close()
 
 
-async def healthy(client: outrider.Client, number: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(worker.healthy for worker in (await client.server_info()).workers) < number:
-            await asyncio.sleep(0.02)
-
-
 async def busy(client: outrider.Client, relays: list[Relay]) -> list[int]:
     """Targets that have streams."""
     places = {relay.address: number for number, relay in enumerate(relays)}
@@ -68,36 +62,19 @@ async def busy(client: outrider.Client, relays: list[Relay]) -> list[int]:
     return [places[w.address] for w in workers if w.num_sessions and w.address in places]
 
 
-def dead(running: Fleet) -> list[str]:
-    return [name for name, child in running.children.items() if child.exit_code is not None]
-
-
-class Text:
-    """One stream, as far as it has come."""
-
-    def __init__(self, prompt: list[int], **options: Any) -> None:
-        self.prompt, self.options, self.ids = prompt, options, list[int]()
-
-    async def run(self, client: outrider.Client) -> list[int]:
-        async for event in client.generate(self.prompt, **self.options):
-            self.ids += event.token_ids if isinstance(event, outrider.Chunk) else ()
-        return self.ids
-
-    async def reaches(self, number: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.ids) < number:
-                await asyncio.sleep(0.002)
+async def begun(client: outrider.Client, length: int) -> tuple[list[int], Text, asyncio.Task[list[int]]]:
+    """A whole text, and the same again, which has come some way."""
+    whole, text = await Text([1, 2], PLAIN).run(client, length), Text([1, 2], PLAIN)
+    task = asyncio.create_task(text.run(client, length))
+    await text.reaches(8)
+    return whole, text, task
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["frozen", "cut off"])
 async def test_a_stream_whose_first_worker_answers_again_outlives_the_death_of_its_second(first: str) -> None:
     async with fleet(f"{TOY},pass_ms=100", 3) as (running, relays, client):
-        options = {**PLAIN, "max_tokens": 24}
-        whole = await Text([1, 2], **options).run(client)
-        text = Text([1, 2], **options)
-        task = asyncio.create_task(text.run(client))
-        await text.reaches(8)
+        whole, text, task = await begun(client, 24)
         (lost,) = await busy(client, relays)
         if first == "frozen":
             running.signal(f"target-{lost}", signal.SIGSTOP)
@@ -113,17 +90,13 @@ async def test_a_stream_whose_first_worker_answers_again_outlives_the_death_of_i
         running.signal(f"target-{second}", signal.SIGKILL)
         assert await asyncio.wait_for(task, PATIENCE_S) == whole
         assert num_tokens < 24, "INCONCLUSIVE: its text was done when the second one died"
-        assert dead(running) == [f"target-{second}"]
+        assert running.dead == [f"target-{second}"]
 
 
 @pytest.mark.slow
 async def test_a_stream_outlives_two_workers_that_stand_still_one_after_the_other() -> None:
     async with fleet(f"{TOY},pass_ms=50", 3) as (running, relays, client):
-        options = {**PLAIN, "max_tokens": 60}
-        whole = await Text([1, 2], **options).run(client)
-        text = Text([1, 2], **options)
-        task = asyncio.create_task(text.run(client))
-        await text.reaches(8)
+        whole, _, task = await begun(client, 60)
         frozen: list[int] = []
         while len(frozen) < 2:
             new = [place for place in await busy(client, relays) if place not in frozen]
@@ -142,18 +115,17 @@ async def test_a_stream_outlives_two_workers_that_stand_still_one_after_the_othe
 @pytest.mark.parametrize("num_choices", [2, 7])
 async def test_a_deadly_request_takes_two_targets_however_many_choices_it_has(num_choices: int) -> None:
     async with fleet(f"{TOY},pass_ms=10,dies_on={DEADLY}", 5) as (running, _, client):
-        bystander = Text([1, 2], **SHUNNED, max_tokens=300)
-        whole = await bystander.run(client)
+        whole = await Text([1, 2], SHUNNED).run(client)
         for temperature in (0.0, 1.0):
-            beside = Text([1, 2], **SHUNNED, max_tokens=300)
+            beside = Text([1, 2], SHUNNED)
             task = asyncio.create_task(beside.run(client))
             await beside.reaches(10)
             with pytest.raises(OutriderError) as failure:
-                deadly = Text([3, DEADLY, 4], **{**PLAIN, "temperature": temperature}, n=num_choices, max_tokens=9)
-                await asyncio.wait_for(deadly.run(client), PATIENCE_S)
+                deadly = Text([3, DEADLY, 4], {**PLAIN, "temperature": temperature, "n": num_choices})
+                await asyncio.wait_for(deadly.run(client, 9), PATIENCE_S)
             assert (failure.value.status, failure.value.reason) == ("INTERNAL", "POISONED_REQUEST")
             assert await asyncio.wait_for(task, PATIENCE_S) == whole
-            gone = dead(running)
+            gone = running.dead
             assert len(gone) == 2
             await asyncio.gather(*(running.restart(name) for name in gone))
             await healthy(client, 5)
@@ -162,18 +134,18 @@ async def test_a_deadly_request_takes_two_targets_however_many_choices_it_has(nu
 @pytest.mark.slow
 async def test_a_slow_stream_outlives_any_number_of_deadly_requests_of_others() -> None:
     async with fleet(f"{TOY},pass_ms=120,dies_on={DEADLY}", 2) as (running, _, client):
-        slow = Text([1, 2], **SHUNNED, max_tokens=3000)
-        task = asyncio.create_task(slow.run(client))
+        slow = Text([1, 2], SHUNNED)
+        task = asyncio.create_task(slow.run(client, 3000))
         for _ in range(scaled(20, at_least=10)):
             await slow.reaches(len(slow.ids) + 2)
             with pytest.raises(OutriderError) as failure:
-                deadly = asyncio.create_task(Text([3, DEADLY, 4], **PLAIN, max_tokens=9).run(client))
+                deadly = asyncio.create_task(Text([3, DEADLY, 4], PLAIN).run(client, 9))
                 while not deadly.done():
-                    await asyncio.gather(*(running.restart(name) for name in dead(running)))
+                    await asyncio.gather(*(running.restart(name) for name in running.dead))
                     await asyncio.sleep(0.02)
                 await deadly
             assert failure.value.reason == "POISONED_REQUEST"
-            await asyncio.gather(*(running.restart(name) for name in dead(running)))
+            await asyncio.gather(*(running.restart(name) for name in running.dead))
             await healthy(client, 2)
         assert not task.done(), task.exception()
         num_tokens = len(slow.ids)
@@ -185,10 +157,10 @@ async def test_a_slow_stream_outlives_any_number_of_deadly_requests_of_others() 
 async def test_a_request_that_kills_draft_workers_goes_on_without_after_the_second() -> None:
     draft = f"{TOY},agreement=0.9,pass_ms=1,dies_on={DEADLY}"
     async with fleet(f"{TOY},pass_ms=5", 1, draft, 4) as (running, _, client):
-        whole = await Text([3, DEADLY, 4], **PLAIN, max_tokens=400).run(client)
+        whole = await Text([3, DEADLY, 4], PLAIN).run(client, 400)
         asked = {"temperature": 0.0, "num_speculative_tokens": 3, "drafter": "model"}
-        assert await Text([3, DEADLY, 4], **asked, max_tokens=400).run(client) == whole
-        assert len(dead(running)) == 2, "in a text of two seconds; the next one is asked half a minute later"
+        assert await Text([3, DEADLY, 4], asked).run(client, 400) == whole
+        assert len(running.dead) == 2, "in a text of two seconds; the next one is asked half a minute later"
         shunned = {**asked, "logit_bias": {DEADLY: -100.0}}
         done = await client.complete([1, 2], **shunned, max_tokens=100)
         assert "model" in done.speculation.drafters, "others draft on"

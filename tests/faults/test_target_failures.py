@@ -11,13 +11,13 @@ import signal
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from accounting import held
 from conftest import scaled
 from faults.processes import Fleet
+from faults.texts import LENGTH, PATIENCE_S, Text, healthy
 from ports import free_port
 
 import outrider
@@ -27,7 +27,6 @@ from outrider.lm.toy import ToyModel, parse_toy
 TOY = "toy:vocab=24,seed=5,order=3,blocks=600"
 TARGET, DRAFT = f"{TOY},pass_ms=3", f"{TOY},agreement=0.9,pass_ms=1"
 COMMON = {"drain_grace_s": 1.0, "log_level": "error"}
-PATIENCE_S = 120.0
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.0, "num_speculative_tokens": 3, "drafter": "model"},
     {"temperature": 1.0, "seed": 9, "num_speculative_tokens": 4, "drafter": "model"},
@@ -36,7 +35,6 @@ REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 7, "num_speculative_tokens": 2},
 ]
-LENGTH = 300
 LOST = "outrider_target_failovers_total"
 
 
@@ -44,10 +42,6 @@ class TargetFleet(Fleet):
     """Targets, a draft worker, and a coordinator with metrics."""
 
     metrics_port = 0
-
-    @property
-    def dead(self) -> list[str]:
-        return [name for name, child in self.children.items() if child.exit_code is not None]
 
     async def metrics(self) -> dict[str, float]:
         """Of the coordinator, by name and labels."""
@@ -82,12 +76,6 @@ async def fleet(
             yield running, client
 
 
-async def healthy(client: outrider.Client, number: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(w.healthy for w in (await client.server_info()).workers) < number:
-            await asyncio.sleep(0.02)
-
-
 async def nothing_held(client: outrider.Client) -> None:
     """No session and no block on any worker that answers."""
     async with asyncio.timeout(PATIENCE_S):
@@ -96,31 +84,6 @@ async def nothing_held(client: outrider.Client) -> None:
             if workers and not held(workers):
                 return
             await asyncio.sleep(0.05)
-
-
-@dataclass
-class Text:
-    """A stream and what has come of it."""
-
-    prompt: list[int]
-    options: dict[str, Any]
-    ids: list[int] = field(default_factory=list)
-    num_draft_tokens: int = 0
-
-    async def run(self, client: outrider.Client, length: int = LENGTH) -> list[int]:
-        async for event in client.generate(self.prompt, max_tokens=length, **self.options):
-            if isinstance(event, outrider.Chunk):
-                self.ids += event.token_ids
-            elif isinstance(event, outrider.Complete):
-                assert event.usage.completion_tokens == len(self.ids)
-                self.num_draft_tokens = event.speculation.num_draft_tokens
-                return self.ids
-        raise AssertionError("the stream ended without `complete`")
-
-    async def reaches(self, length: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.ids) < length:
-                await asyncio.sleep(0.002)
 
 
 async def undisturbed(client: outrider.Client) -> list[list[int]]:
