@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-CLOSE_TOKENS = 32
+from coordinator.suspicion import CLOSE_TOKENS
+
 MAX_CLOSE_DEATHS = 2
 """In a row, with fewer than CLOSE_TOKENS tokens from each to the next: from then on each is followed by a rest."""
 REST_S, MAX_REST_S = 30.0, 960.0

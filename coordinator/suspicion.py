@@ -68,6 +68,7 @@ class RequestSuspicion:
     def __init__(self) -> None:
         self.alone = asyncio.Lock()
         self.is_convicted = False
+        """None of it is to be tried any more."""
         self.streams: list[Suspicion] = []
 
     def of_stream(self) -> Suspicion:
@@ -79,6 +80,11 @@ class RequestSuspicion:
     def deaths(self) -> list[Death]:
         """While workers computed any of its streams, close to where these are now."""
         return [death for stream in self.streams for death in stream.deaths]
+
+    @property
+    def gone(self) -> list[Death]:
+        """Those of whose workers nothing is heard any more."""
+        return [death for death in self.deaths if not death.is_failure]
 
     @property
     def present_at(self) -> set[str]:
@@ -164,12 +170,7 @@ class Suspicion:
     @property
     def doubt_s(self) -> float:
         """How long what has died is waited for."""
-        died = [death for death in self.request.deaths if not death.is_failure]
-        return max((SILENT_DOUBT_S if death.is_silent else DOUBT_S for death in died), default=0.0)
-
-    def convicted(self) -> None:
-        """None of its request is to be tried any more."""
-        self.request.is_convicted = True
+        return max((SILENT_DOUBT_S if death.is_silent else DOUBT_S for death in self.request.gone), default=0.0)
 
     def interrupted(self) -> None:
         """Its session ended in another way: its trial, if there was one, is to be held again. Others of its request go

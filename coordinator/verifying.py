@@ -277,8 +277,8 @@ class TargetSide:
         if not cause:
             raise in_request_terms(error)
         if is_guilty:
-            self._pool.killed({death.incarnation for death in suspicion.request.deaths if not death.is_failure})
-            suspicion.convicted()
+            self._pool.killed({death.incarnation for death in suspicion.request.gone})
+            suspicion.request.is_convicted = True
             statistics.count_poisoned()
             raise self._poisoned(f"the last one: {error.message}")
         self._failover.lost(error, cause, link.address, _now())
@@ -291,7 +291,7 @@ class TargetSide:
         suspicion.died(self._stream.log.length, Death(link.incarnation, link.address, cause == FAILED, cause == SILENT))
         accused_at = _now()
         while suspicion.is_accused:
-            request.absolved(await self._pool.without_guilt([d for d in request.deaths if not d.is_failure]))
+            request.absolved(await self._pool.without_guilt(request.gone))
             if _now() >= accused_at + suspicion.doubt_s:
                 break
             await asyncio.sleep(ASK_AGAIN_S)

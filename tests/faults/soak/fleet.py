@@ -145,23 +145,22 @@ class Fleet:
 
     def connections(self, name: str) -> str:
         """Of a service's process, for people: how many there are on its own port, and to whom the others lead."""
-        names = {relay.address: " ".join(link) for link, relay in self.relays.items()}
-        found = Counter(
-            f"{connection.status} "
-            + ("to its port" if connection.laddr.port == self.services[name].port else "from it")
-            + f" {names.get(f'{connection.raddr.ip}:{connection.raddr.port}', '')}"
-            for connection in psutil.Process(self.services[name].pid).net_connections("tcp")
-            if connection.raddr
-        )
-        return ", ".join(f"{number} {what}" for what, number in sorted(found.items()))
+        service = self.services[name]
+        return self._counted(service.pid, {service.port: "to its port"})
 
     def own_connections(self) -> str:
         """Of this process, which has the clients and the relays, for people: to whom they lead."""
+        relays = {int(relay.address.rpartition(":")[2]): "to a relay" for relay in self.relays.values()}
+        return self._counted(os.getpid(), relays)
+
+    def _counted(self, pid: int, listens: dict[int, str]) -> str:
+        """Connections of a process, by their end here and by whom they lead to."""
         names = {f"127.0.0.1:{service.port}": name for name, service in self.services.items()}
         names |= {relay.address: " ".join(link) for link, relay in self.relays.items()}
         found = Counter(
-            f"{connection.status} to {names.get(f'{connection.raddr.ip}:{connection.raddr.port}', 'a caller')}"
-            for connection in psutil.Process().net_connections("tcp")
+            f"{connection.status} {listens.get(connection.laddr.port, 'from it')} "
+            f"{names.get(f'{connection.raddr.ip}:{connection.raddr.port}', '')}"
+            for connection in psutil.Process(pid).net_connections("tcp")
             if connection.raddr
         )
         return ", ".join(f"{number} {what}" for what, number in sorted(found.items()))

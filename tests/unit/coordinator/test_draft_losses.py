@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.draft_losses import CLOSE_TOKENS, MAX_REST_S, REST_S, CloseDeaths
+from coordinator.draft_losses import MAX_REST_S, REST_S, CloseDeaths
+from coordinator.suspicion import CLOSE_TOKENS
 
 
 def is_lost(_: str) -> bool:
